@@ -129,7 +129,7 @@ PATCH = Patch(
         Counter("holds", "holds that began, each of a stream that was left out of steps until its payload had drained"),
         Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that ended after max_hold_s, for one step"),
-        Counter("owned_payloads", "payloads that waited over a step, which were copied where their memory was shared"),
+        Counter("owned_payloads", "queued payloads that were copied, because they would have kept much more memory"),
         Counter("max_queued_tasks", "most save tasks queued and being sent", is_maximum=True),
         Counter(
             "max_outstanding_bytes",

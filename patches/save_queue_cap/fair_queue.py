@@ -1,16 +1,17 @@
-"""Chooses the next task: one deque per stream, and start-time fair queueing by the time that their sends took.
+"""Chooses the next task: in order of arrival, and for slow streams start-time fair queueing by the time of their sends.
 
-Streams that are not behind are served in order of arrival. All streams are, while no send is slow. A stream whose send
-was slow is behind until the others have had as much of the save thread as it had. Before that it is sent only when no
-other stream has a task. There is no thread, lock or clock in here.
+A stream whose send was slow is behind until the others have had as much of the save thread as it had. Until then it is
+sent only when the others have no task, and its tasks are in a deque of its own. The tasks of all other streams are in
+one deque. There is no thread, lock or clock in here.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 SLOW_S = 0.02
@@ -28,8 +29,8 @@ class Stream:
     """The tasks of one external request id.
 
     Attributes:
-        waiting: Tasks that were not taken yet, in order of arrival.
-        tasks: Number of these, plus the one that is being sent.
+        behind: While it is behind, its tasks that were not taken yet, in order of arrival, otherwise None.
+        tasks: Number of tasks that were not taken yet, plus the one that is being sent.
         nbytes: Size of their payloads, of those that were weighed.
         virtual_s: Earliest virtual time at which its next send begins.
         cost_s: What its last put was charged, which its next is expected to take.
@@ -37,7 +38,7 @@ class Stream:
     """
 
     key: str
-    waiting: deque[QueuedTask] = field(default_factory=deque)
+    behind: deque[QueuedTask] | None = None
     tasks: int = 0
     nbytes: int = 0
     virtual_s: float = 0.0
@@ -67,7 +68,7 @@ class QueuedTask:
 class FairQueue:
     """The queued tasks of one save thread, which sends one at a time.
 
-    A task is in its stream's ``waiting`` until it is in ``sending``, and for a moment in both.
+    A task is in a deque until it is in another one or in ``sending``, and for a moment in both.
     """
 
     def __init__(self) -> None:
@@ -80,19 +81,20 @@ class FairQueue:
         """The task that was taken last, until it was sent."""
         self._virtual_s = 0.0
         self._numbers = 0
-        self._ready: list[tuple[int, Stream]] = []  # a heap of streams that are not behind, by their first task
-        self._behind: list[tuple[float, int, Stream]] = []  # a heap of the others, by the virtual end of a send
+        self._busy = 0  # streams that have a task
+        self._ready: deque[QueuedTask] = deque()  # of the streams that are not behind, in order of arrival
+        # A heap of the others that have a task: virtual end of its send, its number, virtual begin, all tasks.
+        self._behind: list[tuple[float, int, float, deque[QueuedTask]]] = []
 
     def push(self, key: str, task: dict[str, Any]) -> QueuedTask:
         """Queue a task behind its stream's others."""
-        stream = self.streams.get(key)
-        if stream is None:
-            stream = self.streams[key] = Stream(key)
+        stream = self.streams.get(key) or self.streams.setdefault(key, Stream(key))
         queued = QueuedTask(task, stream, self._numbers)
         self._numbers += 1
-        stream.waiting.append(queued)
-        stream.tasks += 1
         self.waiting += 1
+        stream.tasks += 1
+        self._busy += stream.tasks == 1
+        (self._ready if stream.behind is None else stream.behind).append(queued)
         if stream.tasks == 1:
             self._offer(stream)
         return queued
@@ -104,16 +106,16 @@ class FairQueue:
             IndexError: There is none.
         """
         while self._behind and self._behind[0][0] <= self._virtual_s:
-            _, number, caught_up = heapq.heappop(self._behind)
-            heapq.heappush(self._ready, (number, caught_up))
-        if self._ready:
-            stream = heapq.heappop(self._ready)[-1]
-        else:
-            stream = heapq.heappop(self._behind)[-1]
-            self._virtual_s = max(self._virtual_s, stream.virtual_s)
-        queued = self.sending = stream.waiting[0]
+            tasks = heapq.heappop(self._behind)[-1]
+            insort(self._ready, tasks[0], key=lambda each: each.number)
+            tasks.popleft()
+        tasks = self._ready
+        if not tasks:
+            _, _, begin_s, tasks = heapq.heappop(self._behind)
+            self._virtual_s = max(self._virtual_s, begin_s)
+        queued = self.sending = tasks[0]
         queued.is_waiting = False
-        stream.waiting.popleft()
+        tasks.popleft()
         self.waiting -= 1
         return queued
 
@@ -128,20 +130,27 @@ class FairQueue:
         if queued is None:
             return
         stream = queued.stream
+        if seconds >= SLOW_S:  # virtual time passes for this stream alone
+            stream.cost_s = min(seconds, MOST_CHARGED_S)
+            stream.virtual_s = max(stream.virtual_s, self._virtual_s) + stream.cost_s
+            if stream.behind is None:
+                stream.behind = deque(each for each in self._ready if each.stream is stream)
+                self._ready = deque(each for each in self._ready if each.stream is not stream)
+        else:  # for all that have a task
+            self._virtual_s += seconds / self._busy
+            stream.cost_s = 0.0 if has_put else stream.cost_s
         stream.tasks -= 1
-        if queued.nbytes:
-            self.weighed(queued, 0)
-        queued.task = {}  # releases its payload
-        self._charge(stream, seconds, has_put=has_put)
-        if stream.waiting:
-            self._offer(stream)
+        self._busy -= not stream.tasks
+        stream.nbytes -= queued.nbytes
+        self.nbytes -= queued.nbytes
+        queued.nbytes, queued.task = 0, {}  # releases its payload
+        self._offer(stream)
 
     def weighed(self, queued: QueuedTask, nbytes: int) -> None:
-        """Set the size of a task's payload."""
-        more = nbytes - queued.nbytes
-        queued.nbytes += more
-        queued.stream.nbytes += more
-        self.nbytes += more
+        """Set the size of a task's payload, which was not weighed yet."""
+        queued.nbytes = nbytes
+        queued.stream.nbytes += nbytes
+        self.nbytes += nbytes
 
     def forget_idle(self, is_live: Callable[[str], bool]) -> None:
         """Forget the streams that have no task and will get none."""
@@ -150,25 +159,16 @@ class FairQueue:
 
     def all_waiting(self) -> list[dict[str, Any]]:
         """Every task that was not taken, in order of arrival, even after an exception at any line."""
-        found = [queued for each in self.streams.values() for queued in each.waiting if queued is not self.sending]
-        return [queued.task for queued in sorted(found, key=lambda each: each.number)]
+        deques = (self._ready, *(each.behind or () for each in self.streams.values()))
+        found = {queued.number: queued.task for each in deques for queued in each if queued is not self.sending}
+        return [found[number] for number in sorted(found)]
 
     def _offer(self, stream: Stream) -> None:
-        """Let the first task of a stream be taken."""
-        number = stream.waiting[0].number
-        stream.virtual_s = max(stream.virtual_s, self._virtual_s)
-        end_s = stream.virtual_s + stream.cost_s
-        if end_s > self._virtual_s:
-            heapq.heappush(self._behind, (end_s, number, stream))
-        else:
-            heapq.heappush(self._ready, (number, stream))
-
-    def _charge(self, stream: Stream, seconds: float, *, has_put: bool) -> None:
-        """Let virtual time pass, for this stream alone if its send was slow, otherwise for all that have a task."""
-        if seconds >= SLOW_S:
-            stream.cost_s = min(seconds, MOST_CHARGED_S)
-            stream.virtual_s += stream.cost_s
-            return
-        if has_put:
-            stream.cost_s = 0.0
-        self._virtual_s += seconds / (1 + len(self._ready) + len(self._behind))
+        """Let the first task of a stream that was behind be taken, or all of them if it is no longer behind."""
+        if stream.behind:
+            begin_s = stream.virtual_s = max(stream.virtual_s, self._virtual_s)
+            if begin_s + stream.cost_s > self._virtual_s:
+                heapq.heappush(self._behind, (begin_s + stream.cost_s, stream.behind[0].number, begin_s, stream.behind))
+            else:
+                self._ready = deque(sorted((*self._ready, *stream.behind), key=lambda each: each.number))
+                stream.behind = None

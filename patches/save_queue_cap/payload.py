@@ -13,13 +13,16 @@ from typing import Any
 import torch
 
 
-def weigh(value: Any) -> int:
-    """Bytes of the tensors in a flat or nested payload of tensors and plain values."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes if value.layout is torch.strided else 0
-    if isinstance(value, dict):
-        return sum(map(weigh, value.values()))
-    return sum(map(weigh, value)) if isinstance(value, (list, tuple)) else 0
+def weigh(payload: Any, *, kept: bool = False) -> int:
+    """Bytes of the tensors in a flat or nested payload of tensors and plain values, or of the memory that they keep."""
+    values, nbytes = [payload], 0
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                nbytes += value.untyped_storage().nbytes() if kept else value.nbytes
+        elif isinstance(value, (dict, list, tuple)):
+            values += value.values() if isinstance(value, dict) else value
+    return nbytes
 
 
 def own(value: Any, *, all_tensors: bool) -> Any:

@@ -2,10 +2,15 @@
 
 Upstream's ``save_loop`` asks ``bool(queue)``, calls ``popleft()``, sends, and asks again, so that its question means
 that the send is over. Two threads change the queue. The scheduler's thread appends tasks to `_inbox`, which needs no
-lock, and once before each step it sorts them in and takes over the payloads that wait (`before_step`). The save thread,
+lock, and once before each step it sorts them in and weighs the payloads that wait (`before_step`). The save thread,
 which alone takes tasks, sorts in too. ``_lock`` protects `_fair` and is not held during any call of upstream.
 
-A task is in `_inbox`, in its stream's deque or taken by the save thread, for a moment in two of them and never in none.
+The payloads of a step are parts of the same memory, which is kept while one of them waits. In order of arrival they are
+sent together. Those of a stream that is behind wait longer, so they are copied. The payloads of a step are also copied
+if they are less than half of its memory, which a prompt of a request for text alone may fill. So what waits keeps about
+twice its size at most, and the memory of one step.
+
+A task is in `_inbox`, in a deque of `_fair` or taken by the save thread, for a moment in two of them and never in none.
 So an exception of the patch, at any line, loses nothing (`step_aside`).
 """
 
@@ -30,7 +35,12 @@ PAYLOAD = "multimodal_output"
 """The key of a save task under which its payload is. A clean-up task has none."""
 
 CHECK_S = 0.1
-"""Between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as often."""
+"""Between two checks of what was fetched and which streams have ended, if no task waits. Upstream's idle save thread
+wakes as often."""
+
+BUSY_CHECK_S = 1.0
+"""The same while tasks wait, because the save thread releases the interpreter lock in each system call of a check and
+then waits for it."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -41,8 +51,7 @@ def stream_of(task: Mapping[str, Any]) -> str:
     """
     request = task.get("request")
     if request is not None:
-        external_req_id: str = request.external_req_id
-        return external_req_id
+        return str(request.external_req_id)
     # 0.32 releases all segments of a prefix, which earlier releases counted.
     prefix: str = task["cleanup_shm"][0] if "cleanup_shm" in task else task["release_shm"].removesuffix("_")
     return prefix.rsplit("_", 1)[0]
@@ -67,7 +76,7 @@ class SaveQueue:
     Args:
         adapter: Upstream's adapter, in which nothing is queued yet.
         unfetched: Chunks in shared memory, or None if they are not counted.
-        copies_all: Whether payloads are the runner's own memory.
+        copies_all: Whether payloads are the runner's own memory. Then each one that waits is copied.
     """
 
     def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
@@ -81,7 +90,7 @@ class SaveQueue:
         self._lock = threading.Lock()
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
-        self._next_check_s = 0.0
+        self._checked_s = 0.0
         # When the current task was taken, and its stream's next chunk and the connector's figures at that time.
         self._since_s = 0.0
         self._number = 0
@@ -112,26 +121,31 @@ class SaveQueue:
     # ---- The scheduler's thread ----
 
     def before_step(self) -> None:
-        """Called before each step. Sorts in the new tasks and takes over the payloads of those that wait."""
+        """Called before each step. Sorts in the new tasks, and weighs and copies the payloads of those that wait."""
         if self.is_aside or not (self._inbox or self._fresh):
             return
         with self._lock:
             if self.is_aside:
                 return
             self._sort_in()
-            fresh, self._fresh = self._fresh, []
-            for queued in fresh:
+            step, self._fresh = self._fresh, []
+            for queued in step:
                 if queued.is_waiting or queued is self._fair.sending:
-                    self._take_over(queued)
+                    self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))
+            if waiting := [each for each in step if each.is_waiting and each.nbytes]:
+                # The smallest keeps the memory of the step. Those that were sent had as much of it as the others.
+                kept = weigh(min(waiting, key=lambda each: each.nbytes).task[PAYLOAD], kept=True)
+                parts = sum(each.nbytes for each in waiting) / len(waiting) * len(step)
+                for queued in waiting:
+                    if self._copies_all or kept > 2 * parts or queued.stream.behind is not None:
+                        self._copy(queued)
             _counters["max_queued_tasks"] = max(_counters["max_queued_tasks"], self.tasks)
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
-    def _take_over(self, queued: QueuedTask) -> None:
-        """Weigh a payload and, unless the save thread has taken the task, copy the parts that it must not share."""
-        task = queued.task
-        self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
-        if queued.is_waiting and queued.nbytes:
-            task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
+    def _copy(self, queued: QueuedTask) -> None:
+        """Copy the payload of a task that waits, under the lock."""
+        if payload := queued.task.get(PAYLOAD):
+            queued.task[PAYLOAD] = own(payload, all_tensors=self._copies_all)
             _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
@@ -170,15 +184,15 @@ class SaveQueue:
         except Exception as error:
             _runtime.fail("taking a task", error)
             self.step_aside()
-            before = locals().get("fair", self._fair)
+            before: FairQueue = locals().get("fair", self._fair)
             if before.sending is not None:
-                task: dict[str, Any] = before.sending.task
-                return task
+                return before.sending.task
         return self._inbox.popleft()
 
     def _take(self) -> dict[str, Any]:
         """Take the next task, under the lock."""
-        self._sort_in()
+        if self._inbox:
+            self._sort_in()
         queued = self._fair.pop()
         key, connector = queued.stream.key, self._adapter.connector
         self._number = self._adapter.put_req_chunk.get(key, 0)
@@ -194,30 +208,32 @@ class SaveQueue:
         """Charge the send that is over, and check now and then what was fetched and which streams have ended."""
         queued = self._fair.sending
         if queued is not None:
-            key = queued.stream.key
+            key, connector = queued.stream.key, self._adapter.connector
             # The end of a request clears upstream's count of its chunks.
             has_put = self._adapter.put_req_chunk.get(key, 0) != self._number
             if self._unfetched is not None and queued.stream.has_receiver:
-                self._unfetched.sent(key, now)
-                self._count_put(self._unfetched, key, now)
+                # Counted by the connector's own figures, which do not count a put that failed.
+                puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
+                if puts > self._put_before[0]:
+                    nbytes -= self._put_before[1]
+                    self._unfetched.put(key, connector.stage_id, self._number, nbytes, now)
+                else:
+                    self._unfetched.sent(key, now)
             seconds = now - self._since_s
             with self._lock:
-                _counters["slow_sends"] += seconds >= SLOW_S
+                was_behind = queued.stream.behind is not None
                 self._fair.sent(seconds, has_put=has_put)
-        if now >= self._next_check_s:
-            self._next_check_s = now + CHECK_S
+                if seconds >= SLOW_S:
+                    _counters["slow_sends"] += 1
+                    for waiting in () if was_behind or self._copies_all else queued.stream.behind or ():
+                        self._copy(waiting)
+        if now - self._checked_s >= (BUSY_CHECK_S if len(self) else CHECK_S):
+            self._checked_s = now
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.check(now)
             with self._lock:
                 self._fair.forget_idle(is_live)
-
-    def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
-        """Count what the last send put into shared memory, by the connector's own figures."""
-        connector = self._adapter.connector
-        puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
-        if puts > self._put_before[0]:
-            unfetched.put(key, connector.stage_id, self._number, nbytes - self._put_before[1], now)
 
     # ---- Stepping aside ----
 

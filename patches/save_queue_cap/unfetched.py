@@ -59,12 +59,13 @@ class Unfetched:
             chunks = None
         if chunks is None:
             chunks = self._streams[stream] = _Chunks(f"{stream}_{stage}_", number, now)
+        chunks.moved_s = now
         chunks.sizes.append(nbytes)
         chunks.nbytes += nbytes
         self.nbytes += nbytes
 
     def sent(self, stream: str, now: float) -> None:
-        """Note that a task of the stream was sent, with or without a chunk."""
+        """Note that a task of the stream was sent without a chunk."""
         chunks = self._streams.get(stream)
         if chunks is not None:
             chunks.moved_s = now

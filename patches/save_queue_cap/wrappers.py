@@ -81,7 +81,7 @@ def taken_off() -> None:
 
 
 def wrapped_schedule(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
-    """Let the queue take over the payloads of its tasks, renew the holds, then schedule."""
+    """Let the queue weigh the payloads of its tasks, renew the holds, then schedule."""
     stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
     if stage is not None:
         stage.queue.before_step()

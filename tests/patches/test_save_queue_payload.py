@@ -1,14 +1,17 @@
-"""The size of a payload, and which of its tensors are copied while it is queued."""
+"""The size of a payload, and when and which of its tensors are copied. When the save thread checks what was fetched."""
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.upstream
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.save_queue_cap import PATCH
 
-POISON = -7
+pytestmark = pytest.mark.upstream
 
 
 @pytest.fixture
@@ -26,15 +29,6 @@ def through(payload: Any, *, all_tensors: bool = False) -> tuple[Any, int]:
     return own(payload, all_tensors=all_tensors), weigh(payload)
 
 
-def test_part_of_a_batch_is_copied(torch: Any) -> None:
-    """A part of a larger tensor is copied, so that it does not keep that alive and later writes do not change it."""
-    batch = torch.arange(100)
-    found, nbytes = through({"x": batch[10:20]})
-    batch.fill_(POISON)
-    assert (found["x"].tolist(), nbytes) == (list(range(10, 20)), 80)
-    assert found["x"].untyped_storage().nbytes() == 80
-
-
 def test_memory_of_its_own_is_copied_on_a_cpu_device_alone(torch: Any) -> None:
     """Where the device's memory is main memory, upstream's move copies nothing, so every tensor is copied."""
     buffer = torch.arange(10)
@@ -42,7 +36,7 @@ def test_memory_of_its_own_is_copied_on_a_cpu_device_alone(torch: Any) -> None:
     assert alias.data_ptr() == buffer.data_ptr()
     assert through({"x": alias})[0]["x"] is alias
     found, nbytes = through({"x": alias}, all_tensors=True)
-    buffer.fill_(POISON)
+    buffer.fill_(-7)
     assert (found["x"].tolist(), nbytes) == (list(range(10)), 80)
 
 
@@ -54,7 +48,7 @@ def test_shape_and_content_stay(torch: Any, make: Any) -> None:
     row = torch.arange(3)
     expected = make(row).clone()
     found = through({"x": make(row)}, all_tensors=True)[0]["x"]
-    row.fill_(POISON)
+    row.fill_(-7)
     assert found.shape == expected.shape
     assert found.tolist() == expected.tolist()
 
@@ -77,3 +71,64 @@ def test_tensor_without_a_storage_passes(torch: Any) -> None:
     """A sparse tensor is kept as it is, and the scheduler does not fail."""
     sparse = torch.eye(3).to_sparse()
     assert through({"x": sparse})[0]["x"] is sparse
+
+
+# ---- When a payload is copied ----
+
+
+class Queue:
+    """A queue without a save thread, whose clock a test sets."""
+
+    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch, unfetched: Any = None) -> None:
+        LEDGER.entry(PATCH)
+        from omni_fastpath.patches.save_queue_cap import save_queue
+
+        self.now, self._torch, self._key = 100.0, torch, save_queue.PAYLOAD
+        monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: self.now))
+        thread = SimpleNamespace(ident=threading.get_ident())
+        connector = SimpleNamespace(stage_id=0, _metrics={"puts": 0, "bytes_transferred": 0})
+        adapter = SimpleNamespace(save_thread=thread, connector=connector, put_req_chunk={}, _sender_tokens=())
+        self.queue = save_queue.SaveQueue(adapter, unfetched=unfetched, copies_all=False)
+
+    def step(self, *streams: str, rows: int) -> None:
+        """Queue a row of a batch for each of the streams, and begin the next step."""
+        batch = self._torch.zeros(rows, 10)
+        for row, stream in enumerate(streams):
+            request = SimpleNamespace(external_req_id=stream, additional_information=None)
+            self.queue.append({"request": request, self._key: {"x": batch[row : row + 1]}})
+        self.queue.before_step()
+
+    def send(self, seconds: float = 0.0) -> tuple[str, bool]:
+        """Send the next task. Its stream, and whether its payload was copied."""
+        task = self.queue.popleft()
+        self.now += seconds
+        assert self.queue or not len(self.queue)
+        return task["request"].external_req_id, task[self._key]["x"].untyped_storage().nbytes() == 40
+
+
+def test_payloads_of_a_slow_stream_are_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait when it becomes slow, and those that arrive while it is behind, and no others."""
+    queue = Queue(torch, monkeypatch)
+    queue.step("slow", "a", "b", rows=3)
+    queue.step("slow", "a", "b", rows=3)
+    assert queue.send(0.2) == ("slow", False)
+    queue.step("slow", "a", "b", rows=3)
+    assert [queue.send() for _ in range(8)] == [("a", False), ("b", False)] * 3 + [("slow", True)] * 2
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_less_than_half_of_a_step_is_copied(torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """The others' rows, such as a prompt of a request for text alone, are not kept."""
+    queue = Queue(torch, monkeypatch)
+    queue.step("a", "b", "c", rows=rows)
+    assert [queue.send() for _ in range(3)] == [(name, rows > 6) for name in "abc"]
+
+
+def test_while_tasks_wait_a_check_is_made_each_second(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check costs system calls. If no task waits, it is made each 100 ms."""
+    checks: list[float] = []
+    queue = Queue(torch, monkeypatch, SimpleNamespace(nbytes=0, check=checks.append, sent=lambda _stream, _now: None))
+    queue.step(*"abcd", rows=4)
+    for seconds in (0.0, 0.5, 0.5, 0.125):
+        queue.send(seconds)
+    assert checks == [100.0, 101.0, 101.125]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ def test_slow_stream_does_not_starve() -> None:
     others = [f"s{number}" for number in range(9)]
     spent = dict.fromkeys(("slow", "others"), 0.0)
     while sum(spent.values()) < 60.0:
-        push(queue, [name for name in others if not queue.streams.get(name) or not queue.streams[name].waiting])
+        push(queue, [name for name in others if not queue.streams.get(name) or not queue.streams[name].tasks])
         slow = queue.pop().stream.key == "slow"
         seconds = 0.2 if slow else 0.01
         queue.sent(seconds, has_put=True)
@@ -75,23 +74,6 @@ def test_tasks_without_a_put_do_not_hide_a_slow_stream() -> None:
         assert send(queue, 0.2) == "slow"
 
 
-def test_what_is_being_taken_does_not_wait() -> None:
-    """After an exception while a task leaves its stream, the task counts as being sent and is not handed out again."""
-
-    class Breaks(deque[Any]):
-        def popleft(self) -> Any:
-            raise RuntimeError("injected")
-
-    queue = FairQueue()
-    push(queue, ["one", "one"])
-    queue.streams["one"].waiting = Breaks(queue.streams["one"].waiting)
-    with pytest.raises(RuntimeError):
-        queue.pop()
-    assert queue.sending is not None
-    assert queue.sending.number == 0
-    assert len(queue.all_waiting()) == 1
-
-
 # ---- Which streams are held ----
 
 LIMIT = 9000
@@ -100,35 +82,26 @@ LIMIT = 9000
 class Stage:
     """Streams whose bytes grow with each step that they run, and a clock that a test sets."""
 
-    def __init__(self, max_bytes: int | None = LIMIT, max_tasks: int | None = None, max_hold_s: float = 5.0) -> None:
-        self.holds = Holds(max_bytes, max_tasks, max_hold_s)
+    def __init__(self, max_hold_s: float = 5.0) -> None:
+        self.holds = Holds(LIMIT, None, max_hold_s)
         self.nbytes = Counter[str]()
-        self.tasks = Counter[str]()
         self.steps = Counter[str]()
         self.now = 0.0
 
     def step(self, size: int = 10) -> set[str]:
         """One step of all streams; the ones that were held."""
-        total, tasks = sum(self.nbytes.values()), sum(self.tasks.values())
+        total = sum(self.nbytes.values())
         held: Sequence[str] = ()
-        if self.holds.is_over(total, tasks):
-            loads = [Load(each, each, self.steps[each], self.nbytes[each], self.tasks[each]) for each in self.nbytes]
-            held = self.holds.choose(loads, total, tasks, self.now)
+        if self.holds.is_over(total, 0):
+            loads = [Load(each, each, self.steps[each], self.nbytes[each], 0) for each in self.nbytes]
+            held = self.holds.choose(loads, total, 0, self.now)
         else:
             self.holds.end_all()
         for name in self.nbytes:
             if name not in held:
                 self.steps[name] += 1
                 self.nbytes[name] += size
-                self.tasks[name] += 1
         return set(held)
-
-
-def test_at_the_limit_no_stream_is_held() -> None:
-    """Streams are held only above it."""
-    stage = Stage()
-    stage.nbytes.update({"a": LIMIT - 1, "b": 1})
-    assert stage.step() == set()
 
 
 @pytest.mark.parametrize("much", [LIMIT + 1, 3 * LIMIT])
@@ -146,7 +119,7 @@ def test_one_unfetched_stream_stops_no_other(much: int) -> None:
 
 
 def test_held_stream_goes_on_as_it_drains() -> None:
-    """A stream whose chunks are fetched slowly takes a step for each fetched chunk."""
+    """A stream whose chunks are fetched slowly takes a step for each fetched chunk, as soon as it is at the limit."""
     stage = Stage(max_hold_s=3600.0)
     stage.nbytes["slow"] = LIMIT + 10
     for _ in range(100):
@@ -185,15 +158,6 @@ def test_request_that_leaves_the_running_ones_is_no_longer_held() -> None:
     assert holds.choose([], LIMIT + 1, 0, 0.5) == []
     assert holds.choose([load], LIMIT + 1, 0, 1.4) == ["s"]
     assert (holds.began, holds.expired) == (2, 0)
-
-
-def test_tasks_hold_where_they_have_a_limit() -> None:
-    """``max_tasks`` holds the streams with the most tasks; null for both limits holds none."""
-    stage = Stage(max_bytes=None, max_tasks=100)
-    stage.tasks.update({"many": 101, "few": 1})
-    stage.nbytes.update({"many": 0, "few": 0})
-    assert stage.step() == {"many"}
-    assert not Stage(max_bytes=None).holds.is_over(2**60, 2**40)
 
 
 # ---- What was put and not fetched ----

@@ -91,7 +91,6 @@ def test_chunks_count_until_they_are_fetched(make: Make) -> None:
     assert stage.queue.nbytes == stage.queue.of(stream)[0] == sum(sizes)
     receiver = SharedMemoryConnector({"stage_id": 1})
     assert all(receiver.get("0", "1", f"{stream}_0_{number}") is not None for number in range(5))
-    stage.queue._next_check_s = 0.0
     until(lambda: stage.queue.nbytes == 0)
 
 
