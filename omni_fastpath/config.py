@@ -149,8 +149,6 @@ def allowed(options: type[Options], key: str) -> str:
     signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     found = {name: getattr(limit, name) for name in signs for limit in field.metadata if hasattr(limit, name)}
     limits = " and ".join(f"{signs[name]} {limit}" for name, limit in found.items())
-    if found.keys() == {"ge", "le"}:
-        limits = f"from {found['ge']} to {found['le']}"
     return f"{words} {limits}".strip() + (" or null" if NoneType in types else "")
 
 

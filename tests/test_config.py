@@ -180,7 +180,7 @@ def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dic
         ({"valve": 3}, ["fastpath.valve in file0.yaml", "found 3", "true, false or a mapping of items, floor"]),
         ({"pipe": {"items": 1}}, ["fastpath.pipe.items", "allowed: no keys"]),
         ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item' (did you mean 'items'?); allowed"]),
-        ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer from 1 to 64"]),
+        ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer at least 1 and at most 64"]),
         ({"valve": {"items": "3"}}, ["found '3'"]),
         ({"valve": {"floor": float("inf")}}, ["fastpath.valve.floor", "found inf"]),
         ({"valve": {"eager": 1}}, ["fastpath.valve.eager", "found 1", "true or false"]),
@@ -263,7 +263,7 @@ def test_wrong_values_are_refused() -> None:
     """A value that the key does not take names the variable, the key, what was found and what is allowed."""
     message = refused(environ={"OMNI_FASTPATH_VALVE__ITEMS": "65"})
     assert message.startswith("OMNI_FASTPATH_VALVE__ITEMS (fastpath.valve.items): found ")
-    assert "; allowed: an integer from 1 to 64" in message
+    assert "; allowed: an integer at least 1 and at most 64" in message
 
 
 @pytest.mark.parametrize(

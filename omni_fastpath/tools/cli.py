@@ -76,11 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--all", action="store_true", help="also show each process separately")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
     status.add_argument("--verify", action="store_true", help="also compare vLLM-Omni with what the patches expect")
-    status.add_argument(
-        "--deploy-config", metavar=yaml, help="also show what this YAML and this shell's variables switch on"
-    )
-    check = "exit code 1 also if no server runs, or one in which no patch is applied"
-    status.add_argument("--check", action="store_true", help=check)
+    status.add_argument("--deploy-config", metavar=yaml, help="also show what this YAML and the variables switch on")
+    status.add_argument("--check", action="store_true", help="exit code 1 also if a server or its patches are missing")
     status.set_defaults(run=_status)
 
     examine = commands.add_parser(
@@ -108,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("base", nargs="?", metavar=yaml, help="the base: a file, or the name of one of vLLM-Omni's")
     write.add_argument("--list", action="store_true", help="list the names of vLLM-Omni's deploy YAMLs")
     write.add_argument("-o", "--output", metavar="OUT", help="file to write; without it, or with -, standard output")
-    more = "or PATCH=true, PATCH=false; may be repeated"
-    write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help=more)
+    form = "PATCH.KEY=VALUE"
+    write.add_argument("--set", action="append", default=[], metavar=form, help="or PATCH=true, PATCH=false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
 

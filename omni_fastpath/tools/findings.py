@@ -190,8 +190,6 @@ def variable_unknown(facts: Facts) -> Iterator[Finding]:
             continue  # no other variable is read
         ours = set(config.set_variables(environ, facts.patches)).difference(known)
         for name in sorted(each for each in environ if each in ours or config.is_beside(each)):
-            if subject == HERE and name in facts.refused:
-                continue  # ``start_refused`` names it
             meant = config.nearest(name, known) or MASTER
             consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"
             what = f"unknown variable {name}; did you mean {meant!r}? A server with a patch on {consequence}"
