@@ -9,6 +9,7 @@ each of which the server writes down for this program. All clocks are this machi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,19 +17,21 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.rigs import results, server_arms, whole_server
 from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.captures import run_closed_loop, ttfp_s, ttft_s
+from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, work_folder
-from omni_fastpath.tools.ab.capture import Capture, Request, chat_request
+from omni_fastpath.tools.ab.capture import Request, chat_request
 from tests.trust import distribution
 
 ARMS = (
@@ -66,23 +69,49 @@ def _write_down(module: Any) -> None:
     module.Journey.note_sent = sent
 
 
-def _requests(name: str, count: int, tokens: int) -> list[Request]:
-    names = [f"{name}-{number}-" for number in range(count)]
-    return [chat_request(f"Question {each}", max_tokens=tokens, ignore_eos=True, request_id=each) for each in names]
+def _request(name: str, tokens: int) -> dict[str, Any]:
+    return dict(chat_request(f"Question {name}", max_tokens=tokens, ignore_eos=True, request_id=name).body)
 
 
 def load(url: str, streams: int) -> None:
     """Keep so many streams busy, until this process is ended."""
-    run_closed_loop(url, _requests("load", 100_000, LOAD_TOKENS), streams)
+    requests = [Request("/v1/chat/completions", _request(f"load-{n}", LOAD_TOKENS)) for n in range(100_000)]
+    run_closed_loop(url, requests, streams)
 
 
-def _probes(server: Server, streams: int) -> list[Capture]:
+@dataclass(frozen=True)
+class Probe:
+    """One request of the client that takes times; ``monotonic`` seconds."""
+
+    name: str
+    sent_s: float
+    first_s: dict[str, float]
+    """By the modality of the first packets that have something in them."""
+
+
+def _probe(port: int, name: str) -> Probe:
+    body, first_s = json.dumps(_request(name, TOKENS)), dict[str, float]()
+    sent_s = monotonic()
+    with contextlib.closing(HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        while line := response.readline():
+            now_s = monotonic()
+            if line.startswith(b"data: {") and len(first_s) < 2:
+                found = json.loads(line[6:])
+                if any(choice["delta"].get("content") for choice in found["choices"]):
+                    first_s.setdefault(found["modality"], now_s)
+    return Probe(name, sent_s, first_s)
+
+
+def _probes(server: Server, streams: int) -> list[Probe]:
     loading = multiprocessing.get_context("spawn").Process(target=load, args=(server.url, streams - 1), daemon=True)
     if streams > 1:
         loading.start()
         sleep(WARM_S)
     try:
-        return run_closed_loop(server.url, _requests(f"legs-{streams}", PROBES, TOKENS))
+        return [_probe(server.port, f"legs-{streams}-{n}-") for n in range(PROBES)]
     finally:
         if loading.is_alive():
             loading.kill()
@@ -90,37 +119,32 @@ def _probes(server: Server, streams: int) -> list[Capture]:
             sleep(WARM_S)  # what is left of its requests is aborted
 
 
-def _rows(probes: Sequence[Capture], seen: Sequence[tuple[str, str, list[float]]]) -> list[list[str]]:
+def _rows(probes: Sequence[Probe], seen: Sequence[tuple[str, str, list[float]]]) -> list[list[str]]:
     """For text and audio: the client's median, the legs' medians, and the medians of what lies outside of them."""
     rows = []
-    for output, first_s in (("text", ttft_s), ("audio", ttfp_s)):
+    for output in ("text", "audio"):
         found, legs = [], []
         for probe in probes:
-            [times] = [
-                times for name, kind, times in seen if kind == output and probe.request.body["request_id"] in name
-            ]
+            [times] = [times for name, kind, times in seen if kind == output and probe.name in name]
             legs.append([end_s - begin_s for begin_s, end_s in pairwise(times)])
-            client_s = first_s(probe)
-            assert client_s is not None, probe.error
-            before_s = times[0] - probe.started_at_s
-            outside_s = client_s - (times[-1] - times[0])
-            found.append((client_s, outside_s, before_s, outside_s - before_s))
+            client_s, legs_s = probe.first_s[output] - probe.sent_s, times[-1] - times[0]
+            found.append((client_s, client_s - legs_s, times[0] - probe.sent_s, probe.first_s[output] - times[-1]))
         medians = [statistics.median(each) for each in (*zip(*found, strict=True), *zip(*legs, strict=True))]
         rows.append([output, *(f"{1000 * each:.1f}" for each in medians)])
     return rows
 
 
-def _server(chosen: Arm, work: Path) -> Server:
+def _server(chosen: Arm, deploy: str, work: Path) -> Server:
     environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in STEP_MS.items()}, light=True)
     environment["PYTHONPATH"] = distribution(Path(tempfile.mkdtemp(dir=work)), "legs", _ENTRY_POINTS)
     environment[_FILE] = str(work / "legs.jsonl")
     model = whole_server.model_folder("qwen3_omni")
-    return Server(model, whole_server.deploy("qwen3_omni_4x.yaml"), environment=environment, log_path=work / "log")
+    return Server(model, whole_server.deploy(deploy), environment=environment, log_path=work / "log")
 
 
-def _run(chosen: Arm, levels: Sequence[int], console: Console) -> int:
+def _run(chosen: Arm, levels: Sequence[int], deploy: str, console: Console) -> int:
     rows = []
-    with work_folder("legs-") as work, _server(chosen, work) as server:
+    with work_folder("legs-") as work, _server(chosen, deploy, work) as server:
         server_arms.prove(server, chosen, {"api"})
         for streams in levels:
             results.progress(f"{streams} streams")
@@ -139,10 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.trust.legs", description=__doc__, allow_abbrev=False)
     parser.add_argument("--streams", default="1,32", help="how many requests at a time, one after another: %(default)s")
     parser.add_argument("--arm", default="stock", choices=[each.name for each in ARMS])
+    parser.add_argument("--deploy", default="qwen3_omni_4x.yaml", help="of the simulated device: %(default)s")
     asked = parser.parse_args(argv)
     chosen = next(each for each in ARMS if each.name == asked.arm)
     levels = [int(each) for each in asked.streams.split(",")]
-    return guarded("The legs", lambda console: _run(chosen, levels, console))
+    return guarded("The legs", lambda console: _run(chosen, levels, asked.deploy, console))
 
 
 if __name__ == "__main__":
