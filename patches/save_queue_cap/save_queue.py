@@ -149,10 +149,10 @@ class SaveQueue:
             _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
-        """Move new tasks into the deques of their streams, under the lock."""
+        """Move new tasks into `_fair`, under the lock."""
         inbox, push, fresh, before = self._inbox, self._fair.push, self._fresh, len(self._fresh)
         while inbox:
-            task = inbox[0]  # removed when it is in its stream's deque, so that an exception in between loses nothing
+            task = inbox[0]  # removed when it is in `_fair`, so that an exception in between loses nothing
             fresh.append(push(stream_of(task), task))
             inbox.popleft()
         _counters["tasks"] += len(fresh) - before
@@ -225,8 +225,9 @@ class SaveQueue:
                 self._fair.sent(seconds, has_put=has_put)
                 if seconds >= SLOW_S:
                     _counters["slow_sends"] += 1
-                    for waiting in () if was_behind or self._copies_all else queued.stream.behind or ():
-                        self._copy(waiting)
+                    if not (was_behind or self._copies_all):
+                        for waiting in queued.stream.behind or ():
+                            self._copy(waiting)
         if now - self._checked_s >= (BUSY_CHECK_S if len(self) else CHECK_S):
             self._checked_s = now
             is_live = self._adapter._sender_tokens.__contains__
