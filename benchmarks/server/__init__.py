@@ -4,6 +4,7 @@
     python -m benchmarks.server --loop open --rate 4,8
     python -m benchmarks.server --model qwen3_tts --levels 32,64,128
     python -m benchmarks.server --replicas 1:3:1 --levels 64,128 --vary 0.5
+    python -m benchmarks.server --talker-us 800
     python -m benchmarks.server --release 0.28.0
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import get_args
 
 import benchmarks.server
@@ -28,18 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         load = Load(
             levels=(options.rate or RATES) if options.loop == "open" else options.levels or LEVELS,
-            replicas=options.replicas,
-            tokens=options.tokens,
-            vary=options.vary,
-            answers=options.answers,
             api=options.api or loads.APIS[model][0],
-            loop=options.loop,
-            arrivals=options.arrivals,
-            model=model,
-            waves=options.waves,
-            requests=options.requests,
-            audio_in=options.audio_in,
-            audio_every=options.audio_every,
+            **{each.name: vars(options)[each.name] for each in fields(Load) if each.name not in ("levels", "api")},
         )
     except ValueError as error:
         parser.error(str(error))
@@ -70,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
     parser.add_argument(
         "--answers", choices=get_args(loads.Answers), default=Load.answers, help="audio of chat; long as issue #4561's"
+    )
+    parser.add_argument(
+        "--talker-us", type=float, default=Load.talker_us, help="by request of a talker's step; an H100: 800"
     )
     parser.add_argument("--audio-in", choices=get_args(AudioIn), help="what requests bring besides their text")
     parser.add_argument("--audio-every", type=int, default=Load.audio_every, help="one request in so many brings it")

@@ -63,6 +63,7 @@ class Load:
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
         audio_in: What requests bring; None: text alone.
         audio_every: One request in so many brings it, the first one too.
+        talker_us: By how much each request of its batch lengthens a talker's step, microseconds.
 
     Raises:
         ValueError: Upstream does not serve that API of that model, there is no such deployment, *vary* is no share, or
@@ -82,6 +83,7 @@ class Load:
     requests: int | None = None
     audio_in: AudioIn | None = None
     audio_every: int = 4
+    talker_us: float = 20.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
@@ -109,8 +111,10 @@ class Load:
         if self.model == "qwen3_tts":
             least, most = self.lengths
             frames = {"min_frames": least, "max_frames": most}
-            return {"qwen3_tts": {"base_ms": TTS_STEP_MS, **frames}, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
+            talker = {"base_ms": TTS_STEP_MS, "per_req_us": self.talker_us, **frames}
+            return {"qwen3_tts": talker, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
         found = {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+        found["talker"]["per_req_us"] = self.talker_us
         if self.answers == "long":
             found["talker"]["frames_per_token"] = FRAMES_PER_TOKEN
         return found
