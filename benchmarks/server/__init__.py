@@ -14,11 +14,12 @@ simulated device, which keep the step times of a large model on a few percent of
 
 Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
 on model runner v2, where the talker sends only ends. A chat answer has 0.40 s of audio for each text token, as issue
-#4561 shows; ``--answers short`` has a fifth of that. Closed loop: a wave is as many requests as there are streams; the
-first one starts at once, later ones start as earlier requests end, which is issue #4561's case. Open loop: requests
-arrive at a rate, at the same times for every arm. ``--audio-in`` lets one request in four bring a recording, in
-base64, as users of Qwen3-Omni do (light engines take its tokens and hear nothing); first pieces and gaps are then those
-of the others.
+#4561 shows; ``--answers short`` has a fifth of that. ``--talker-us 800`` lengthens a talker's step by as much for each
+request of its batch as an H100's; without it the step hardly grows, and the API process gets more outputs than GPUs
+send. Closed loop: a wave is as many requests as there are streams; the first one starts at once, later ones start as
+earlier requests end, which is issue #4561's case. Open loop: requests arrive at a rate, at the same times for every
+arm. ``--audio-in`` lets one request in four bring a recording, in base64, as users of Qwen3-Omni do (light engines take
+its tokens and hear nothing); first pieces and gaps are then those of the others.
 
 Arms: ``stock`` (poll loop), ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS) and ``fastpath``
 (its default set), each without statistics too (``-nolog``) and with two API processes (``-2api``); the default set

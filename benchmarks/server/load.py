@@ -13,6 +13,7 @@ from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS
 from benchmarks.server.audio_in import AudioIn, with_audio
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
+from omni_simulated_device.config import StageSettings
 
 Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]
@@ -83,7 +84,7 @@ class Load:
     requests: int | None = None
     audio_in: AudioIn | None = None
     audio_every: int = 4
-    talker_us: float = 20.0
+    talker_us: float = StageSettings().per_req_us
 
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
