@@ -114,11 +114,13 @@ def wrapped_update_from_output(wrapped: Call, instance: Any, args: Any, kwargs: 
 def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:
     """The requests that keep their payload in this step, or None if the outputs differ from what the connector gets.
 
-    Read before the step is processed, because a request that ends in it is gone afterwards.
+    Read before the step is processed, because a request that ends in it is gone afterwards. A step without scheduled
+    tokens returns vLLM's own ``EMPTY_MODEL_RUNNER_OUTPUT``, which has neither payload. Upstream's scheduler reads both
+    with a default, too.
     """
-    sent = model_runner_output.inter_stage_outputs
+    sent = getattr(model_runner_output, "inter_stage_outputs", None)
     # The same list, also after pickling. One that was filtered for the client is another list.
-    if sent is None or model_runner_output.multimodal_outputs is not sent:
+    if sent is None or getattr(model_runner_output, "multimodal_outputs", None) is not sent:
         return None
     requests = scheduler.requests
     return frozenset(each for each in scheduler_output.num_scheduled_tokens if _needs_payload(requests.get(each)))
