@@ -77,18 +77,19 @@ class Collector:
 
 
 def export(process: Process) -> None:
-    """Add the patches' metrics to this process's ``/metrics``.
+    """Add the patches' metrics to every place where this process shows upstream's.
 
-    With several API processes, prometheus_client runs in its multiprocess mode. There upstream creates a registry for
-    each scrape that contains only a ``MultiProcessCollector``, so the metrics are added to that collector's.
+    These are in ``REGISTRY``. If prometheus_client was imported in its multiprocess mode, as in each of several API
+    processes, they are also in its files, and upstream's ``/metrics`` is a registry that contains only a
+    ``MultiProcessCollector``. So the metrics are added to that collector's.
     """
     collector = Collector(LEDGER, process)
     collector.refresh()
     statefile.BESIDE.append(collector.refresh)
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        from prometheus_client import REGISTRY  # noqa: PLC0415 - only when something is on
+    from prometheus_client import REGISTRY, values  # noqa: PLC0415 - only when something is on
 
-        REGISTRY.register(collector)
+    REGISTRY.register(collector)
+    if values.ValueClass is values.MutexValue:  # the variable itself may have been set later, without effect
         return
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415
     from wrapt import FunctionWrapper  # noqa: PLC0415
@@ -142,7 +143,7 @@ _Labels = tuple[str, ...]
 
 
 def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]:
-    """States, counters, maxima, and the processor time of the two threads of each API process.
+    """States, counters, maxima, and the processor time of the threads that each API process names.
 
     Counts and times with the same labels are added. Every process exports the state of every patch, but only the
     counters of patches for its kind of process.
@@ -166,7 +167,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
                     greatest[(*labels, event)] = max(greatest[(*labels, event)], count)
                 else:
                     counts[(*labels, event)] += count
-    of_threads = "Processor time of the front end's and of the orchestrator's thread"
+    of_threads = "Processor time of the threads of front ends and orchestrators"
     families: list[Any] = [
         GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=_STATE_LABELS),
         CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]),

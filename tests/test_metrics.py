@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client import values as client_values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from omni_fastpath import metrics, process_role, statefile, threads
@@ -295,6 +297,61 @@ def test_a_ledger_that_fails(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, ca
 
 # How it joins
 
+EMBEDDER = """
+import json, os, sys
+
+when, folder = sys.argv[1:]
+set_it = lambda now: now == when and os.environ.update(PROMETHEUS_MULTIPROC_DIR=folder)
+set_it("before the import")
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest, multiprocess
+from omni_fastpath import metrics
+from omni_fastpath.declare import Process, State
+from omni_fastpath.ledger import LEDGER
+from tests.fakes.upstream import patch
+
+set_it("after it")
+theirs = Counter("theirs", "theirs", ["any"])
+theirs.labels("sample").inc()
+LEDGER.set(patch("drum"), State.APPLIED, "yes")
+metrics.export(Process.SERVER)
+set_it("after the engine")
+
+
+def shown(*collecting):
+    text = "".join(generate_latest(each).decode() for each in collecting)
+    return [text.count("\\n" + each) for each in ("theirs_total{", "omni_fastpath_patch_state{")]
+
+
+ways = {"REGISTRY": shown(REGISTRY)}
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    files = CollectorRegistry()
+    multiprocess.MultiProcessCollector(files)
+    ways |= {"files": shown(files), "both": shown(REGISTRY, files)}
+    try:  # Dynamo's first choice
+        multiprocess.MultiProcessCollector(REGISTRY)
+        ways["one in the other"] = shown(REGISTRY)
+    except ValueError:  # it would show theirs twice
+        ways["one in the other"] = None
+print(json.dumps(ways))
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "times"),
+    [
+        ("before the import", {"files": 1, "both": 2}),
+        ("after it", {"files": 0, "both": 1, "one in the other": 1}),
+        ("after the engine", {"files": 0, "both": 1, "one in the other": 1}),
+        ("never", {}),
+    ],
+)
+def test_ours_are_wherever_another_packages_are(when: str, times: dict[str, int], tmp_path: Path) -> None:
+    """In an embedder's process ours are shown as often as any counter, whenever PROMETHEUS_MULTIPROC_DIR is set."""
+    command = [sys.executable, "-c", EMBEDDER, when, str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    found = {way: counts for way, counts in json.loads(done.stdout).items() if counts is not None}
+    assert found == {way: [count, count] for way, count in {"REGISTRY": 1, **times}.items()}
+
 
 @pytest.mark.upstream
 @pytest.mark.parametrize("several", [False, True])
@@ -311,6 +368,8 @@ def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path
     theirs = "from prometheus_client import Counter; Counter('theirs', 'theirs').inc(3)"
     if several:
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+        in_files: Any = client_values.MultiProcessValue  # as if the variable had been set at the import
+        monkeypatch.setattr(client_values, "ValueClass", in_files())
         subprocess.run([sys.executable, "-c", theirs], check=True)
     app = FastAPI()
     attach_router(app)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,19 +76,46 @@ def test_a_process_that_waits_to_be_reaped_has_ended() -> None:
         assert process_role.started(child.pid) is None
 
 
-def test_the_orchestrators_is_known_while_it_runs() -> None:
-    """The orchestrator's thread is found by its name while it runs, and the kernel counts both threads' time."""
-    ended = threading.Event()
-    orchestrator = threading.Thread(target=ended.wait, name="orchestrator")
-    front_end = {"front_end": threading.main_thread().native_id}
-    orchestrator.start()
+@contextlib.contextmanager
+def running(target: Callable[[], object], name: str | None = None) -> Iterator[int | None]:
+    """A thread that calls this and then waits; the kernel's id of it."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        target()
+        begun.set()
+        ended.wait()
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    assert begun.wait(30)
     try:
-        assert threads.own() == {**front_end, "orchestrator": orchestrator.native_id}
-        assert threads.used(os.getpid(), threads.own()).keys() == {"front_end", "orchestrator"}
+        yield thread.native_id
     finally:
         ended.set()
-        orchestrator.join()
-    assert threads.own() == front_end
+        thread.join()
+
+
+def test_every_thread_of_a_role_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All orchestrators are found by their name, front ends as noted, and a name is given again after its thread.
+
+    Until a front end is noted it is the main thread. The kernel counts the time of each.
+    """
+    monkeypatch.setattr(threads, "_named", {})
+    orchestrator = partial(running, threads.own, "orchestrator")  # own() in many threads at once
+    front_end = partial(running, partial(threads.note, "front_end"))
+    main = {"front_end": threading.main_thread().native_id}
+    with orchestrator() as first, orchestrator() as second:
+        assert threads.own() == {**main, "orchestrator": first, "orchestrator-2": second}
+        with front_end() as serving, front_end() as other:
+            assert other != serving
+            expected = {"front_end": serving, "front_end-2": other, "orchestrator": first, "orchestrator-2": second}
+            assert threads.own() == expected
+            assert threads.used(os.getpid(), threads.own()).keys() == expected.keys()
+            assert [*map(threads.role, sorted(expected))] == ["front_end"] * 2 + ["orchestrator"] * 2
+    assert threads.own() == main
+    with orchestrator() as third:
+        assert threads.own() == {**main, "orchestrator": third}
 
 
 def test_nothing_is_known_of_what_has_ended() -> None:

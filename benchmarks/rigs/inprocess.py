@@ -242,7 +242,7 @@ class Pipeline:
 def without_orchestrator(is_alive: Callable[[], bool] = lambda: True) -> Any:
     """What ``front_end`` needs of a pipeline: an empty output queue, and a thread that says that it lives."""
     outputs = janus.Queue[Any]()
-    thread = SimpleNamespace(is_alive=is_alive)
+    thread = type("Thread", (), {"is_alive": staticmethod(is_alive)})()
     return SimpleNamespace(outputs=outputs, writer=upstream.output_writer(outputs), thread=thread)
 
 
@@ -261,6 +261,7 @@ def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bo
     class Engine(upstream.OmniEngineBase):  # type: ignore[misc]
         def __init__(self) -> None:  # no super(): there are no stages
             upstream.give_output(self, pipeline.outputs, pipeline.writer, event_driven=event_driven)
+            self.orchestrator_thread = pipeline.thread
 
         def is_alive(self) -> bool:
             return pipeline.thread.is_alive()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
+from omni_fastpath.threads import FRONT_END, ORCHESTRATOR, role
 
 OTHERS = "others"
 
@@ -56,7 +56,7 @@ def spent(which: Known, before: Used, after: Used) -> dict[str, float]:
     """Seconds between two readings, by what the thread does, summed over the processes."""
     found = dict.fromkeys((FRONT_END, ORCHESTRATOR, OTHERS), 0.0)
     for pid, names in which.items():
-        name_of = {thread: name for name, thread in names.items()}
+        name_of = {thread: role(name) for name, thread in names.items()}
         for thread, seconds in after[pid].items():
             found[name_of.get(thread, OTHERS)] += seconds - before[pid].get(thread, 0.0)
     return found

@@ -40,8 +40,8 @@ class Server:
         command: Its command line, the program first. Empty if it cannot be read.
         environ: Its variables. None if they cannot be read.
         snapshots: The state files of its processes.
-        busy: The shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process used. Empty if
-            they were not watched, or no state file names these threads.
+        busy: The shares of a core that the threads of ``front_end`` and ``orchestrator`` of its busiest API process
+            used. Empty if they were not watched, or no state file names such threads.
     """
 
     pid: int
@@ -140,7 +140,7 @@ def live_servers() -> list[Server]:
 
 
 Used = tuple[float, Mapping[int, Mapping[str, float]]]
-"""A time, and the processor time of the two threads of each API process until then."""
+"""A time, and the processor time of the threads that each API process names until then."""
 
 
 def used(live: Sequence[Server]) -> Used:
@@ -158,11 +158,11 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
 
     def busy(server: Server) -> dict[str, float]:
         pids = (each["pid"] for each in server.snapshots)
-        shares = [
-            {name: (seconds - before[pid][name]) / (ended - began) for name, seconds in after[pid].items()}
-            for pid in pids
-            if {FRONT_END, ORCHESTRATOR} == before[pid].keys() == after[pid].keys()
-        ]
+        known = [pid for pid in pids if before[pid].keys() == after[pid].keys() >= {FRONT_END, ORCHESTRATOR}]
+        shares = [dict.fromkeys((FRONT_END, ORCHESTRATOR), 0.0) for _ in known]
+        for pid, share in zip(known, shares, strict=True):
+            for name, seconds in after[pid].items():
+                share[threads.role(name)] += (seconds - before[pid][name]) / (ended - began)
         return max(shares, key=lambda each: sum(each.values()), default={})
 
     return [dataclasses.replace(each, busy=busy(each)) for each in live]

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import janus
 
-from omni_fastpath import way_out
+from omni_fastpath import threads, way_out
 from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import runtime
 
@@ -36,6 +36,7 @@ def _queued_of(engine: Any) -> QueuedMessages | None:
         return None
     found = _queued.get(queue)
     if found is None and not _runtime.has_failed:
+        threads.note(threads.FRONT_END)
         found = _queued[queue] = QueuedMessages(Deadlines(HOOKS.observer("deadline"), monotonic), _counters)
     return found
 

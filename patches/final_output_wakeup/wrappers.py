@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import janus
 
+from omni_fastpath import threads
 from omni_fastpath.ledger import AwaitedCall, raised_by_us, runtime
 
 _runtime = runtime("final_output_wakeup")
@@ -52,6 +53,7 @@ class WakeOnPut:
         """The one of this queue. The first call puts it there."""
         ours = vars(queue).get("_put")
         if not isinstance(ours, cls):
+            threads.note(threads.FRONT_END)
             ours = cls(queue._put)
             queue._put = ours
             _queues.add(queue)

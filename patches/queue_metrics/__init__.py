@@ -34,7 +34,8 @@ Scope:
     and not dispatched count in times but not in the depth. A raw output counts twice if ``budgeted_drain`` holds the
     end of a request in it. A request waits for the first of its stages that has not finished it. A request at a
     diffusion stage, whose only output is the last, never counts as without output, nor does a session between two
-    segments, which waits for its client. A chunk counts as never fetched if it is older than ten minutes and belongs to
+    segments, which waits for its client. While an engine is paused or asleep, none of its requests does, and after it
+    the time begins anew. A chunk counts as never fetched if it is older than ten minutes and belongs to
     no request of this API process. Another server, or another API process of this one, may still wait for it. Nothing
     is deleted. Figures of stages and of other API processes are up to two seconds old.
 Fragility:
@@ -95,6 +96,8 @@ def _seams(
         Reads(ORCHESTRATOR, loop, ("stage_pools", "request_states")),
         Reads(ORCHESTRATOR, "OrchestratorRequestState", ("stage_submit_ts", "streaming")),
         Reads(STATE, "ClientRequestState", ("request_id", "queue")),
+        Reads("vllm_omni.entrypoints.async_omni", "AsyncOmni", ("_paused",)),
+        Reads("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine", ("output_queue", "orchestrator_thread")),
         Reads("vllm_omni.engine.messages", "OutputMessage", ("request_id", "stage_id", "engine_outputs")),
         Reads(STAGE_POOL, "StagePool", _OF_A_POOL),
         Reads("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase", ("final_output_type",)),

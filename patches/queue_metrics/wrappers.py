@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 import janus
 
-from omni_fastpath import way_out
+from omni_fastpath import threads, way_out
 from omni_fastpath.figures import Sample, gauge
 from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
@@ -39,6 +39,8 @@ _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
 """The accounts by orchestrator. Empty after observation has ended."""
 _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
+_front_ends: dict[Any, ref[Any]] = {}
+"""The front ends by the threads of their orchestrators."""
 _adapters: list[ref[Any]] = []
 """It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
@@ -130,6 +132,8 @@ def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
 def wrapped_final_output_handler(front_end: Any) -> None:
     """Observe the orchestrator's queue. Called when a request begins, on the front end's event loop."""
     measure_lag("front_end")
+    threads.note(threads.FRONT_END)
+    _front_ends[front_end.engine.orchestrator_thread] = ref(front_end)
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
         _queues.append(ref(queue))
@@ -209,6 +213,8 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
         for stage_id, replica_id, waiting in account.depths():
             waits[stage_id, replica_id] = []
             yield "queued_raw_outputs", waiting, _labels(stage_id, replica_id)
+        if account.thread in _front_ends and getattr(_front_ends[account.thread](), "_paused", False):
+            account.note_paused()
         for slot, seconds in account.without_output():
             waits.setdefault(slot, []).append(seconds)
         for slot, each in waits.items():
@@ -239,7 +245,7 @@ def tasks_in(queue: Any) -> int:
 
 def taken_off() -> None:
     """End all observation, and forget all figures."""
-    for known in (_observed, _journeys, LOOPS, _accounts, _queues, _adapters, SEEN):
+    for known in (_observed, _journeys, LOOPS, _accounts, _queues, _front_ends, _adapters, SEEN):
         known.clear()
     for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
         gc.callbacks.remove(pauses)

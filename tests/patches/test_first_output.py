@@ -254,6 +254,43 @@ def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
         assert quiet() == expected
 
 
+@every_release
+def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's pause of this engine, not of another one, ends the waiting of its requests, which begins anew."""
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+
+    clock = SimpleNamespace(now_s=time.time())
+
+    async def paused(found: Any) -> None:
+        found._final_output_handler()
+        found._pause_cond, found._paused_stage_ids = asyncio.Condition(), set()
+        found._split_stage_ids_by_type = lambda _ids: ([], [])
+        await found.pause_generation(mode="keep", clear_cache=False)
+        found.final_output_task.cancel()
+
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import account
+
+        for name in ("monotonic", "time"):
+            monkeypatch.setattr(account, name, lambda: clock.now_s)
+        with waiting() as pipeline:
+            pipeline.settle()
+            other, found = (front_end(each, {}, event_driven=False) for each in (without_orchestrator(), pipeline))
+            asyncio.run(paused(other))
+            assert quiet() == {("0", "1"): 1}
+            asyncio.run(paused(found))
+            assert quiet() == {}
+            clock.now_s += 100.0
+            assert quiet("longest_without_output_seconds") == {}
+            found._pause_cond = asyncio.Condition()  # of the next event loop
+            asyncio.run(found.resume_generation())
+            clock.now_s += 29.0
+            assert quiet() == {}
+            assert quiet("longest_without_output_seconds") == {("0", "1"): pytest.approx(29.0)}
+            clock.now_s += 1.0
+            assert quiet() == {("0", "1"): 1}
+
+
 # ---- Shared memory ----
 
 

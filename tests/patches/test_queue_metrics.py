@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from omni_fastpath import threads
 from omni_fastpath.declare import Process
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
-from tests.patches.drive import only, run, stages
+from tests.patches.drive import front_end_takes, only, run, stages
 from tests.schedules.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.upstream
@@ -221,7 +224,8 @@ def test_the_api_processs_delays_are_shown() -> None:
         assert set(shown("event_loop_lag_seconds")) == {("orchestrator",)}
 
         async def front_end() -> None:
-            instance = SimpleNamespace(engine=SimpleNamespace(output_queue=janus.Queue()))
+            engine = SimpleNamespace(output_queue=janus.Queue(), orchestrator_thread=threading.current_thread())
+            instance = _Object(engine=engine)
             for _ in range(2):
                 wrappers.wrapped_final_output_handler(lambda: None, instance, (), {})
             assert set(shown("queued_messages")) == {()}
@@ -229,6 +233,23 @@ def test_the_api_processs_delays_are_shown() -> None:
         asyncio.run(front_end())
         assert set(shown("event_loop_lag_seconds")) == {("orchestrator",), ("front_end",)}
     assert gc.callbacks == callbacks
+
+
+@every_release
+@pytest.mark.parametrize("patch", ["queue_metrics", "deadline_order", "final_output_wakeup"])
+def test_the_front_ends_thread_is_the_one_that_drains(
+    patch: str, event_driven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an actor, whose main thread has nothing to do with the engine; each of these patches alone notes it."""
+    monkeypatch.setattr(threads, "_named", {})
+
+    def served() -> int | None:
+        assert asyncio.run(front_end_takes(3, event_driven=event_driven)) == [0, 1, 2]
+        assert threads.own()["front_end"] == threading.get_native_id()
+        return threading.get_native_id()
+
+    with only(patch), ThreadPoolExecutor(1) as actor:
+        assert actor.submit(served).result(60) != threading.main_thread().native_id
 
 
 # ---- Stages ----

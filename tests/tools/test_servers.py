@@ -77,18 +77,19 @@ BOTH = {"front_end": 10, "orchestrator": 14}
     ("snapshots", "expected"),
     [
         ((snapshot(10, threads=BOTH), snapshot(11, threads=BOTH)), {"front_end": 0.7, "orchestrator": 0.4}),
+        ((snapshot(10, threads={**BOTH, "orchestrator-2": 15}),), {"front_end": 0.5, "orchestrator": 0.4}),
         ((snapshot(10, threads={"front_end": 10}), snapshot(12, "stage")), {}),
     ],
 )
 def test_the_busiest_process(snapshots: Any, expected: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares of a core are computed over the real interval, and only if both threads are known."""
+    """Shares of a core are computed over the real interval, and only if threads of both roles are known."""
     clock = iter((100.0, 101.0, 110.0))
     monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _s: None))
     seconds = {10: [(1.0, 1.0), (6.0, 3.0)], 11: [(0.0, 0.0), (7.0, 4.0)], 12: [(0.0, 0.0)] * 2}
 
     def used(pid: int, known: dict[str, int]) -> dict[str, float]:
         front_end, orchestrator = seconds[pid].pop(0)
-        return {name: {"front_end": front_end, "orchestrator": orchestrator}[name] for name in known}
+        return {name: {"front_end": front_end}.get(name, orchestrator) for name in known}
 
     monkeypatch.setattr(threads, "used", used)
     live = [Server(10, snapshots=snapshots)]
