@@ -33,6 +33,8 @@ ENTRIES = frozenset(
         "Event.model_dump_json",
         "._to_debug",
         "_serve.answer",
+        "_serve.heard",
+        "from_body.received",
         "Journey.end",
         "WakeOnPut.__call__",
         "._resolve",
