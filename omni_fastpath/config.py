@@ -17,7 +17,7 @@ The environment overrides the YAML, so that settings can be compared without cha
 If a deploy YAML overlays another, upstream replaces a top-level block as a whole (``resolve_deploy_yaml`` in
 ``vllm_omni/config/stage_config.py``). Therefore this module reads the ``base_config`` chain and merges the blocks key
 by key. Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a misspelt
-``OMNI_FASTPATH``. Neither refuses the start.
+``OMNI_FASTPATH``. Neither refuses the start. A ``fastpath`` key below the top level does.
 
 A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
 is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
