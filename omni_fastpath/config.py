@@ -17,7 +17,7 @@ The environment overrides the YAML, so that settings can be compared without cha
 If a deploy YAML overlays another, upstream replaces a top-level block as a whole (``resolve_deploy_yaml`` in
 ``vllm_omni/config/stage_config.py``). Therefore this module reads the ``base_config`` chain and merges the blocks key
 by key. Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a misspelt
-``OMNI_FASTPATH``. Neither refuses the start.
+``OMNI_FASTPATH``. Neither refuses the start. A ``fastpath`` key below the top level does.
 
 A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
 is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
@@ -30,7 +30,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -201,11 +201,13 @@ class Block:
         path: The file.
         value: The value of its ``fastpath`` key, or ``ABSENT``.
         misspelt: Top-level keys of the file that are misspellings of ``fastpath``. They are ignored.
+        misplaced: Where the file has the key below its top level, for example ``stages[0].fastpath``. It is refused.
     """
 
     path: Path
     value: Any
     misspelt: tuple[str, ...] = ()
+    misplaced: tuple[str, ...] = ()
 
     def place(self, *keys: object) -> str:
         """The name of a key of this block in messages, on one line."""
@@ -265,6 +267,8 @@ class _Layers:
         set if there are none. A mapping changes only the keys that it names.
         """
         value = block.value
+        for place in block.misplaced:
+            self.problems.append(ConfigError(f"{place} in {block.path}: {KEY} must be a top-level key of the file"))
         if value is None or value is False or value == {}:
             self._clear(f"{block.place()} is {json.dumps(value)}")
         elif value is True and not self._given:
@@ -464,13 +468,13 @@ def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]
 
     Args:
         path: The file.
-        deploy: Upstream's result for it and its bases, or None if unknown. It has the top-level keys of all of them, so
-            without a ``fastpath`` key no file is opened a second time.
+        deploy: Upstream's result for it and its bases, or None if unknown. It has the keys of all of them, so without a
+            ``fastpath`` key no file is opened a second time.
 
     Raises:
         UnreadableError: As ``read_blocks``, if there is a ``fastpath`` key or ``deploy`` is None.
     """
-    return read_blocks(path) if deploy is None or KEY in deploy else [_block(Path(path), deploy)]
+    return read_blocks(path) if deploy is None or any(_places(deploy)) else [_block(Path(path), deploy)]
 
 
 def read_blocks(path: str | Path) -> list[Block]:
@@ -511,4 +515,14 @@ def _load(path: Path) -> Mapping[Any, Any]:
 def _block(path: Path, data: Mapping[Any, Any]) -> Block:
     words = (key for key in data if isinstance(key, str))
     alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
-    return Block(path, data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY))
+    misplaced = tuple(place for place in _places(data) if place != KEY)
+    return Block(path, data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY), misplaced)
+
+
+def _places(data: Any, at: str = "") -> Iterator[str]:
+    """Where the key is in a deploy YAML."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        place = f"{at}.{key}".removeprefix(".")
+        yield from [place] if key == KEY else _places(value, place)
+    for index, value in enumerate(data if isinstance(data, list) else ()):
+        yield from _places(value, f"{at}[{index}]")

@@ -14,6 +14,7 @@ they document. An error of a patch becomes its state in the ledger.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -22,12 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from omni_fastpath import statefile
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Reads, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Pin, Process, Reads, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, fits, verify
+from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, fits, is_inside, package, theirs, verify
 from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
 _Written = tuple[Slot, Any, Any]
@@ -35,6 +37,8 @@ _Written = tuple[Slot, Any, Any]
 
 _lock = threading.RLock()
 _installed: dict[str, list[_Written]] = {}
+_left: dict[str, list[tuple[Slot, Any]]] = {}
+"""What an installed patch left in each slot that it has written, or whose function it relies on."""
 
 
 # ---- The seams of the start-up ----
@@ -338,6 +342,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written
+    _left[patch.name] = [(slot, slot.raw()) for slot in found.slots if isinstance(slot.seam, (Wrap, Add, Pin))]
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), getattr(wrappers, "figures", None)
     return LEDGER.set(patch, State.APPLIED, "")
@@ -365,6 +370,22 @@ def uninstall(patch: Patch) -> None:
         del _installed[patch.name]
         _put_back(LEDGER.entry(patch), written)
         LEDGER.set(patch, State.OFF, "uninstalled")
+
+
+def look_again() -> None:
+    """Say it if another package has written a slot of an installed patch since. It raises nothing."""
+    with _lock, contextlib.suppress(Exception):
+        for entry in [LEDGER.named(name) for name in _installed]:
+            since = [(slot.seam, theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]
+            since = [each for each in since if each[1] is not None]
+            told = ", ".join(f"{package(other)} wrapped {seam.path}" for seam, other, _ in since)
+            if any(isinstance(seam, (Wrap, Add)) and not is_inside(left, other) for seam, other, left in since):
+                entry.fail("keeping its place", RuntimeError(f"since installed, {told}, without the patch inside"))
+            elif since and entry.state is State.APPLIED:
+                entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
+
+
+statefile.BESIDE.append(look_again)
 
 
 def _put_back(entry: Entry, written: Sequence[_Written]) -> None:

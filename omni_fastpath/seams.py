@@ -128,7 +128,8 @@ def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) ->
             yield f"is {found}, expected {expected}"
             return
         if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-            yield f"has another package's wrapper {raw!r}, which the patch would bypass"
+            who = package(theirs(raw))
+            yield f"{who} wraps it, and the patch would bypass that; switch off this patch, or {who}'s wrapper"
         matters = seam.pinned or (exact and seam.module.partition(".")[0] in UPSTREAM)
         if matters and (body := fingerprint(function_in(raw))) not in bodies:
             yield f"its body has changed: fingerprint {body}, expected {' or '.join(bodies)}"
@@ -196,11 +197,32 @@ def fits(raw: Any) -> Callable[[Any, Any, Any], bool]:
 
 def _is_plain_or_ours(raw: Any) -> bool:
     """Whether all wrappers around upstream's function are this package's."""
-    while is_ours(raw):
-        raw = raw.__wrapped__
+    raw = theirs(raw)
     # isinstance would report the wrapped function's type for another package's wrapt wrapper.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
+
+
+def theirs(raw: Any, ours: Any = None) -> Any:
+    """The outermost object of a slot that is not this package's wrapper. None if ``ours`` is inside nothing else."""
+    while raw is not ours and is_ours(raw):
+        raw = raw.__wrapped__
+    return None if raw is ours else raw
+
+
+def package(raw: Any) -> str:
+    """The module that made a wrapper. Its own ``__module__`` is usually that of what it wraps."""
+    raw = getattr(raw, "__func__", raw)
+    of_wrapt = getattr(getattr(raw, "_self_wrapper", None), "__module__", None)
+    return str(of_wrapt or getattr(raw, "__globals__", {}).get("__name__") or type(raw).__module__)
+
+
+def is_inside(ours: Any, raw: Any, deep: int = 6) -> bool:
+    """Whether an object calls ``ours``, as far as its wrappers and closures show."""
+    raw = getattr(raw, "__func__", raw)
+    cells = getattr(raw, "__closure__", None) or ()
+    inner = [getattr(raw, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
+    return raw is ours or (deep > 0 and any(is_inside(ours, each, deep - 1) for each in inner))
 
 
 def is_ours(raw: Any) -> bool:

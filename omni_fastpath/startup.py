@@ -343,9 +343,17 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _refuse(error: Exception) -> NoReturn:
-    """End ``vllm serve`` with the message alone. A program that embeds an engine gets the exception."""
-    if process_role.is_serve(sys.argv[1:]) and threading.current_thread() is threading.main_thread():
-        raise SystemExit(f"omni-fastpath: start refused: {error}") from None
+    """End ``vllm serve`` with the message alone. A program that embeds an engine gets the exception.
+
+    Upstream's orchestrator thread cannot end the process by an exception, and would log it with three tracebacks. It
+    has spawned nothing yet.
+    """
+    if process_role.is_serve(sys.argv[1:]):
+        refusal = f"omni-fastpath: start refused: {error}"
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(refusal) from None
+        print(refusal, file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(1)
     logger.error("omni-fastpath: start refused: %s", error)
     raise error
 

@@ -89,23 +89,35 @@ class Snapshot(BaseModel):
     threads: dict[str, int] = {}
 
 
-def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the state files. It may not exist.
+def folder() -> Path:
+    """The folder of this process's state file. It may not exist.
 
     It is in ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, if only this user can write there, else in the folder for
     temporary files, because a pod often has neither of the first two.
 
-    Args:
-        environ: The environment of another process. None means this process's.
+    Raises:
+        FileNotFoundError: This process can write in no folder for temporary files.
     """
-    variables = os.environ if environ is None else environ
-    asked, system = Path(variables.get("XDG_RUNTIME_DIR", "").strip()), Path(f"/run/user/{os.geteuid()}")
+    return _runtime(os.environ) or Path(tempfile.gettempdir(), f"{_FOLDER}-{os.geteuid()}")
+
+
+def folders(environ: Mapping[str, str], working: Path) -> list[Path]:
+    """Where the state file of a process of this user may be, the likeliest folder first. This process writes nowhere.
+
+    Args:
+        environ: The variables of that process.
+        working: Its working folder, in which it may have a relative ``TMPDIR``, or no other folder that it can write.
+    """
+    named = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
+    runtime, places = _runtime(environ), (*named, "/tmp", "/var/tmp", "/usr/tmp", "")  # noqa: S108 - as in tempfile
+    return [working / each / f"{_FOLDER}-{os.geteuid()}" for each in places] if runtime is None else [runtime]
+
+
+def _runtime(environ: Mapping[str, str]) -> Path | None:
+    asked, system = Path(environ.get("XDG_RUNTIME_DIR", "").strip()), Path(f"/run/user/{os.geteuid()}")
     if asked.is_absolute() and (_is_private(asked) or (_is_private(asked.parent) and not os.path.lexists(asked))):
         return asked / _FOLDER
-    if _is_private(system):
-        return system / _FOLDER
-    temporary = tempfile.gettempdir() if environ is None else environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    return Path(temporary) / f"{_FOLDER}-{os.geteuid()}"
+    return system / _FOLDER if _is_private(system) else None
 
 
 def path() -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from omni_fastpath.config import ABSENT, ConfigError, blocks_of, read_blocks, resolve, resolve_file
 from omni_fastpath.patches import PATCHES
@@ -81,6 +83,24 @@ def test_what_upstream_read_without_the_key_is_not_opened(tmp_path: Path, conten
     """If upstream's dictionary has no block, no file of the chain has one."""
     [block] = blocks_of(tmp_path / "not there.yaml", content)
     assert block.value is ABSENT
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("stages: [{stage_id: 0}, {stage_id: 1, fastpath: true}]\n", "stages[1].fastpath"),
+        ("platforms: {npu: {fastpath: {pump: true}}}\n", "platforms.npu.fastpath"),
+        ("fastpath: true\nplatforms: {cuda: {stages: [{fastpath: }]}}\n", "platforms.cuda.stages[0].fastpath"),
+    ],
+)
+def test_a_key_in_a_wrong_place_is_refused(tmp_path: Path, content: str, place: str) -> None:
+    """The key below the top level, which nobody would read, is refused by its place, in a base too."""
+    base = write(tmp_path / "base.yaml", content)
+    top = write(tmp_path / "top.yaml", "base_config: base.yaml\n")
+    for blocks in (read_blocks(top), blocks_of(top, OmegaConf.to_container(OmegaConf.load(base)))):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=re.escape(f"{place} in {base}: fastpath must be a top-level key")):
+            resolve(blocks, {}, PATCHES)
+        assert not resolve(blocks, {"OMNI_FASTPATH": "0"}, PATCHES).enabled
 
 
 @pytest.mark.parametrize("key", ["fast_path", "fastpth", "Fastpath", "fast-path", "fatspath", "omni_fastpath"])

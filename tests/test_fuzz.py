@@ -198,7 +198,7 @@ def test_no_command_line_ends_in_a_traceback(words: list[str]) -> None:
     """Any command line works or ends with 1 or 2, and a refused one has a message and changes no file."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr(servers, "by_command_line", list)
+        patched.setattr(servers, "started", dict)
         patched.setattr("omni_fastpath.tools.ab.command._measure", lambda _plan: 0)
         for name, text in FILES.items():
             Path(name).parent.mkdir(exist_ok=True)
@@ -255,7 +255,7 @@ def test_a_state_file_of_any_content_ends_nothing(content: bytes, pid: str, kind
     try:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
             patched.chdir(folder)
-            patched.setattr(servers, "by_command_line", list)
+            patched.setattr(servers, "started", dict)
             patched.setattr(entrypoint, "entry_points", lambda **_: ())
             patched.setattr(status, "vllm_release", lambda: None)  # which takes a while to find out
             assert _run("status", option)[0] in (0, 1)

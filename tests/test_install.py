@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from pydantic import Field
-from wrapt import FunctionWrapper
+from wrapt import BoundFunctionWrapper, FunctionWrapper
 
+from omni_fastpath import install as installing
+from omni_fastpath import statefile
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
@@ -178,7 +180,8 @@ def test_foreign_wrapper_on_pinned_body_is_refused(upstream: Upstream, wrap: Any
         install(patch("below", RUN))
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
     reason = refused(upstream, patch("relying", LISTEN, seam), State.UNSUPPORTED)
-    assert "Loop.run: has another package's wrapper" in reason
+    theirs = "tests.test_install" if wrap is foreign else "tests.fakes.upstream"
+    assert f"Loop.run: {theirs} wraps it, and the patch would bypass that; switch off this patch, or {theirs}" in reason
     assert install(patch("named", LISTEN, Call(MODULE, "Loop.run"))) is State.APPLIED
 
 
@@ -195,6 +198,52 @@ def test_undo_under_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any, ca
     upstream.module.Loop.make = theirs.__wrapped__
     uninstall(FOUR)
     assert states() == {"four": State.OFF}
+
+
+def closes_over(raw: Any) -> Any:
+    """A wrapper of another package that names what it calls in its closure alone."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return raw(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes), closes_over])
+@pytest.mark.parametrize("seam", [RUN, REPLACING, Pin(MODULE, "Loop.run")], ids=["wrap", "replace", "pin"])
+def test_a_wrapper_that_comes_later_is_told(upstream: Upstream, wrap: Any, seam: AnySeam) -> None:
+    """A patch stays applied under a wrapper that another package has put over its slot, or its pin, since.
+
+    Its state then has that package and function. Our own later patch on the slot is nothing to tell.
+    """
+    first = patch("first", LISTEN, seam)
+    install(first)
+    install(patch("second", RUN))
+    installing.look_again()
+    assert LEDGER.entry(first).reason == ""
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    for _ in range(2):
+        installing.look_again()
+    package = "tests.fakes.upstream" if isinstance(upstream.module.Loop.run, BoundFunctionWrapper) else __name__
+    told = f"since installed, {package} wrapped {MODULE}:Loop.run; it does not see what this patch does itself"
+    assert (states()["first"], LEDGER.entry(first).reason) == (State.APPLIED, told)
+    assert installing.look_again in statefile.BESIDE
+
+
+@pytest.mark.parametrize("how", ["put back", "replaced", "deleted"])
+def test_a_patch_that_was_written_over_steps_aside(upstream: Upstream, how: str) -> None:
+    """Where another package has put back what it had saved, or its own function, the patch is failed."""
+    loop = upstream.module.Loop
+    saved = vars(loop)["run"]
+    install(FOUR)
+    if how == "deleted":
+        del loop.run
+    else:
+        loop.run = saved if how == "put back" else lambda _self, _rounds: "theirs"
+    installing.look_again()
+    assert states() == {"four": State.FAILED}
+    assert f"wrapped {MODULE}:Loop.run, without the patch inside" in LEDGER.entry(FOUR).reason
+    assert upstream.module.listen(3) == ("listening", 3, 5)
 
 
 # ---- Apply ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import sys
@@ -332,6 +333,34 @@ def test_a_bad_variable_is_refused(tmp_path: Path, variable: str) -> None:
     with pytest.raises(SystemExit, match=variable):  # logged once, without a traceback
         read(file)
     assert sum(variable in message for message in messages) == 3
+
+
+@pytest.mark.upstream
+@isolated("warm", "serve", "model", "--omni")
+def test_a_refusal_off_the_main_thread_is_one_line(tmp_path: Path) -> None:
+    """Upstream's orchestrator thread ends a refused ``vllm serve`` with one line and code 1, and logs no traceback."""
+    register()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise SystemExit  # ends the thread alone
+
+    scheduler = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
+    setattr(*holder(scheduler), lambda self, more: None)
+    refused = yaml(tmp_path, fastpath={"forward_gate": True, "on_unsupported": "fail"})
+    messages, shown, real = log(), io.StringIO(), os._exit
+    os._exit = leave  # type: ignore[assignment]
+    with contextlib.redirect_stderr(shown):
+        thread = threading.Thread(target=engine, args=(refused,))
+        thread.start()
+        thread.join()
+    os._exit = real
+    [line] = shown.getvalue().splitlines()
+    assert line.startswith(
+        "omni-fastpath: start refused: omni-fastpath: fastpath.on_unsupported is 'fail' and forward_"
+    )
+    assert (codes, [each for each in messages if "refused" in each]) == ([1], [])
 
 
 @pytest.mark.upstream

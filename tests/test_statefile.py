@@ -178,9 +178,18 @@ def test_without_a_runtime_directory(temporary: Path, tmp_path: Path, monkeypatc
         for asked in ("", "relative", "/run/user/1234", "/proc/1/nowhere", "/proc/1/root/nowhere", f"/{'x' * 300}"):
             monkeypatch.setenv("XDG_RUNTIME_DIR", asked)
             assert statefile.folder() == temporary / f"omni-fastpath-{user}"
-        assert statefile.folder({"XDG_RUNTIME_DIR": str(tmp_path / "new")}) == tmp_path / "new/omni-fastpath"
-        assert statefile.folder({"TMPDIR": "/x"}) == Path(f"/x/omni-fastpath-{user}")
-        assert statefile.folder({}) == Path(f"/tmp/omni-fastpath-{user}")  # noqa: S108
+        new = {"XDG_RUNTIME_DIR": str(tmp_path / "new")}
+        assert statefile.folders(new, tmp_path) == [tmp_path / "new/omni-fastpath"]
+
+
+def test_a_reader_asks_every_folder_that_tempfile_tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process has its files where ``tempfile`` finds a place: its variables, the system's, its working folder."""
+    monkeypatch.setattr(statefile, "_runtime", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("TMPDIR", "relative"), ("TEMP", "/x"), ("TMP", "")):
+        monkeypatch.setenv(name, value)
+    tried = [tmp_path / each for each in tempfile._candidate_tempdir_list()]  # type: ignore[attr-defined]
+    assert [each.parent for each in statefile.folders(os.environ, tmp_path)] == tried
 
 
 def test_the_system_s_runtime_directory_is_found_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

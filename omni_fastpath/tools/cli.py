@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0: no problem. 1: there is an error (``doctor``: any finding above ``info``; ``status --check``: also a server
-        without a patch, or no server). 2: a usage error, or a start with this shell's variables would be refused.
-        ``ab`` has further codes (``ab/command.py``).
+        0: no problem. 1: there is an error, or a file cannot be read or written (``doctor``: any finding above
+        ``info``; ``status --check``: also a server without a patch, or no server). 2: a usage error, or a start with
+        this shell's variables would be refused. ``ab`` has further codes (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
     except (ConfigError, OSError, UnicodeError) as error:  # UnicodeError: a file name that is not UTF-8
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
-        return REFUSED
+        return TROUBLE if isinstance(error, OSError) and words[:1] != [_AB] else REFUSED
     return code
 
 
@@ -224,6 +224,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
+    overlay.refuse_as_upstream(base)
     if output is None:
         _write_as(sys.stdout, encoding="utf-8")  # the encoding of a YAML, whatever the locale
         _print(text.rstrip())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,17 +29,36 @@ def bundled() -> dict[str, Path]:
 def find(name_or_path: str) -> Path:
     """The deploy YAML for a path or the name of a bundled one. An existing file takes precedence.
 
+    Links in the path stay, because what they name may be replaced, as in a Kubernetes ConfigMap.
+
     Raises:
         ConfigError: There is no such file; the message has the bundled names with the nearest spelling.
     """
     path = Path(name_or_path)
     if path.is_file():
-        return path.resolve()
+        return path.absolute()
     known, name = bundled(), name_or_path.removesuffix(".yaml")
     if name in known:
-        return known[name].resolve()
+        return known[name].absolute()
     hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
+
+
+def refuse_as_upstream(path: Path) -> None:
+    """Refuse a deploy YAML that the installed vLLM-Omni refuses. Nothing is checked if it cannot be imported.
+
+    Raises:
+        ConfigError: With its message.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # vllm logs while it is imported
+            load = importlib.import_module("vllm_omni.config.stage_config").load_deploy_config
+    except Exception:  # it is not installed, or raises anything
+        return
+    try:
+        load(path)
+    except Exception as error:
+        raise ConfigError(f"{path}: vLLM-Omni refuses it: {error}") from error
 
 
 def misspelt(path: Path) -> list[str]:
@@ -85,7 +107,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
         base: Its base.
         sets: The ``--set`` options.
         patches: The declarations.
-        output: The file to be written, for messages.
+        output: The file to be written. If it is beside its base, it names the base by a relative path.
 
     Raises:
         ConfigError: The base cannot be read, the overlay would overwrite one of its bases, or a server would refuse the
@@ -97,8 +119,9 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     value = block_value(blocks, sets, patches)
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)
+    is_beside = output is not None and output.absolute().parent == base.absolute().parent
     try:
-        named = Path(os.fsencode(base.resolve()).decode())  # independent of the locale
+        named = Path(os.fsencode(base.name if is_beside else base.absolute()).decode())  # independent of the locale
     except UnicodeDecodeError:
         raise refusal(
             repr(str(base)), found="a file name that is not UTF-8", allowed="one that YAML can contain"

@@ -127,9 +127,9 @@ def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
 
 def live_servers() -> list[Server]:
     """The running servers of this user, by process id."""
-    started = by_command_line()
-    snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
-    above = {pid: set(process_role.ancestors(pid)) for pid in {*started, *snapshots}}
+    mine = [pid for pid, user in started().items() if user == os.getuid()]
+    snapshots = _snapshots(mine)
+    above = {pid: set(process_role.ancestors(pid)) for pid in {*mine, *snapshots}}
     found = []
     for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])
@@ -168,11 +168,10 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
     return [dataclasses.replace(each, busy=busy(each)) for each in live]
 
 
-def by_command_line() -> list[int]:
-    """The ids of this user's processes whose command line is ``vllm serve ... --omni``, forks included."""
-    processes = [each.info | {"pid": each.pid} for each in psutil.process_iter(["cmdline", "uids"])]
-    mine = (each for each in processes if each["uids"] is not None and each["uids"].real == os.getuid())
-    return [each["pid"] for each in mine if _is_server(each["cmdline"] or [])]
+def started() -> dict[int, int]:
+    """The user ids of all processes whose command line is ``vllm serve ... --omni``, forks included, by process id."""
+    processes = (each for each in psutil.process_iter(["cmdline", "uids"]) if each.info["uids"] is not None)
+    return {each.pid: each.info["uids"].real for each in processes if _is_server(each.info["cmdline"] or [])}
 
 
 def _is_server(command: Sequence[str]) -> bool:
@@ -190,12 +189,15 @@ def _is_server(command: Sequence[str]) -> bool:
     return Path(program).name in _PROGRAMS or program.endswith(_MODULES)
 
 
-def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mapping[str, Any]]:
-    """The state files of running processes by pid, in the folders of this shell (None) and of these servers."""
+def _snapshots(pids: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+    """The state files of running processes by pid, in the folders of this shell and of these servers."""
+    places = statefile.folders(os.environ, Path("/proc/self/cwd"))
+    for pid in pids:
+        places += statefile.folders(_facts(pid).get("environ") or {}, Path(f"/proc/{pid}/cwd"))
     found: dict[int, Mapping[str, Any]] = {}
-    for environ in environs:
+    for place in dict.fromkeys(places):
         with contextlib.suppress(OSError):  # a folder that other users can write is ignored
-            found |= {each["pid"]: each for each in statefile.read_live(statefile.folder(environ))}
+            found |= {each["pid"]: each for each in statefile.read_live(place)}
     return found
 
 

