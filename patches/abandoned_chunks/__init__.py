@@ -27,7 +27,7 @@ Fragility:
     ``SharedMemoryConnector.put`` is pinned, and so is the function that numbers the chunks. Files are unlinked by name,
     and Python's resource tracker is told, as it is when a stage reads a chunk.
 Upstream thread:
-    vllm-omni issue #6670 (chunks of ended requests). 0.32 removes them from the orchestrator's clean-up.
+    vllm-omni issues #1943 and #4414, PR #4349 (open). From 0.32 on the orchestrator's clean-up makes the stages do it.
 Remove when:
     Upstream removes what ended requests leave in shared memory, in every supported release.
 """
@@ -37,15 +37,14 @@ from __future__ import annotations
 from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
-CONNECTORS = "vllm_omni.distributed.omni_connectors"
-ADAPTER = f"{CONNECTORS}.transfer_adapter.chunk_transfer_adapter"
+ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 
 
 def _seams(owner: str) -> tuple[AnySeam, ...]:
     """The end of a request, in the class that has it, and the names in shared memory."""
     return (
         Wrap(ORCHESTRATOR, f"{owner}._cleanup_request_ids", wrapper="wrapped_cleanup_request_ids"),
-        Pin(f"{CONNECTORS}.connectors.shm_connector", "SharedMemoryConnector.put"),
+        Pin("vllm_omni.distributed.omni_connectors.connectors.shm_connector", "SharedMemoryConnector.put"),
         Pin(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
         Reads(ORCHESTRATOR, owner, ("request_states",)),
     )
@@ -59,7 +58,6 @@ PATCH = Patch(
     counters=(
         Counter("chunks", "chunks of ended requests that were removed"),
         Counter("lock_files", "lock files of ended requests that were removed"),
-        Counter("bytes", "size of the removed chunks"),
     ),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("Orchestrator")),

@@ -12,20 +12,16 @@ from .leftovers import KEEP_S, Leftovers
 
 EVERY_S = 2.5
 """How often the thread looks. It waits longer if looking takes long, because it uses the interpreter of the server."""
-_SHARE = 0.01
 
 _runtime = runtime("abandoned_chunks")
-_counters = _runtime.counters
-_guard = _runtime.guard("removing chunks of ended requests")
-_leftovers = Leftovers()
+_leftovers = Leftovers(_runtime.counters)
 _lock = Lock()
 _thread: Thread | None = None
 
 
 async def wrapped_cleanup_request_ids(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
     """End requests, and note which the orchestrator no longer has. Companions and parents may be among them."""
-    states = instance.request_states
-    before = tuple(states)
+    before = tuple(states := instance.request_states)
     try:
         return await wrapped(*args, **kwargs)
     finally:
@@ -44,15 +40,13 @@ def _start() -> None:
 def _run() -> None:
     """Remove what ended requests left, until there are none to look for."""
     global _thread  # noqa: PLW0603 - as above
-    with _guard:
+    with _runtime.guard("removing what ended requests left"):
         took_s = 0.0
         while True:
-            time.sleep(max(EVERY_S, took_s / _SHARE))
+            time.sleep(max(EVERY_S, 100 * took_s))
             began_s = time.monotonic()
             _leftovers.remove(time.time())
             took_s = time.monotonic() - began_s
-            _counters["chunks"], _counters["lock_files"] = _leftovers.chunks, _leftovers.lock_files
-            _counters["bytes"] = _leftovers.nbytes
             with _lock:
                 if not _leftovers.forget(time.time() - KEEP_S):
                     _thread = None
