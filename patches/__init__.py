@@ -49,6 +49,7 @@ if __name__ != "omni_fastpath.patches":
     raise ImportError(f"import omni_fastpath.patches, not {__name__}")
 
 from omni_fastpath.declare import Patch
+from omni_fastpath.patches.abandoned_chunks import PATCH as ABANDONED_CHUNKS
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.deadline_order import PATCH as DEADLINE_ORDER
@@ -71,6 +72,7 @@ PATCHES: tuple[Patch, ...] = (
     ADMISSION_LIMIT,
     SUBMISSION_ERRORS,
     SAVE_QUEUE_CAP,
+    ABANDONED_CHUNKS,
     FORWARD_GATE,
     LEAN_FRONT_END,
     LEAN_PROCESSING,

@@ -32,6 +32,7 @@ BLOCK: dict[str, Any] = {
     "requests_first": True,
     "admission_limit": True,
     "submission_errors": True,
+    "abandoned_chunks": True,
     "save_queue_cap": {"max_bytes": "128MiB", "max_tasks": 4096, "max_hold_s": 2.0},
     "forward_gate": True,
     "lean_front_end": {"summary": "line"},

@@ -272,12 +272,36 @@ def requests_are_submitted(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> A
     return found
 
 
+def requests_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """A request that is aborted and one that is answered, whose chunks another thread removes meanwhile."""
+    from tests.patches.test_submission_errors import begun, serves
+
+    ours: Any = None
+    if is_installed("abandoned_chunks"):
+        from omni_fastpath.patches.abandoned_chunks import wrappers
+
+        ours = wrappers
+        monkeypatch.setattr(wrappers, "EVERY_S", 0.0)
+        monkeypatch.setattr(wrappers, "KEEP_S", 0.0)
+    with contextlib.closing(begun(event_driven=False)) as world:
+        world.submit("left", "DELTA", (0, 2))
+        world.advance(0.01)
+        world.abort("left", waits=True)
+        world.advance(0.01)
+        found = [len(world.answers()), serves(world, "good"), world.left()]
+    thread = ours and ours._thread
+    if thread is not None and thread.ident is not None:
+        thread.join(60)
+    return found
+
+
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "nonblocking_dequeue": (dequeues,),
     "final_output_wakeup": (messages_arrive,),
     "requests_first": (requests_come_in,),
     "admission_limit": (places,),
     "submission_errors": (requests_are_submitted,),
+    "abandoned_chunks": (requests_end,),
     "save_queue_cap": (stage,),
     "forward_gate": (stage,),
     "lean_processing": (raw_outputs, messages),

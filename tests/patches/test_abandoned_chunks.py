@@ -1,0 +1,263 @@
+"""What ended requests leave in shared memory is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_fastpath.patches.abandoned_chunks.leftovers import FOLDER, GRACE_S, MOST_REQUESTS, Leftovers
+
+NOW = 1_000_000.0
+LATER = NOW + GRACE_S
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    """A folder in place of the shared memory."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def counters() -> dict[str, int]:
+    """The patch's."""
+    return {"chunks": 0, "lock_files": 0}
+
+
+def put(folder: Path, request: str, stage: int = 0, number: int = 0, at: float = NOW) -> set[str]:
+    """Write a chunk and its lock file as upstream names them, and return their names."""
+    names = {f"{request}_{stage}_{number}": b"chunk", f"shm_{request}_{stage}_{number}_lockfile.lock": b""}
+    for name, content in names.items():
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (at, at))
+    return names.keys() | set()
+
+
+def left(folder: Path) -> set[str]:
+    """What is there."""
+    return {path.name for path in folder.iterdir()}
+
+
+def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int]) -> None:
+    """Chunks and lock files of each stage go; those of other requests, and other files, stay."""
+    for place in range(3):
+        put(shm, "ended", stage=place, number=place * 11)
+    stays = put(shm, "lives") | put(shm, "ended_0") | put(shm, "of-another-server")
+    for name in ("ended", "psm_ended", "shm_ended_lockfile.lock", "ended_0", "sem.ended_0_0"):
+        (shm / name).touch()
+    (shm / "ended_7_7").mkdir()
+    (shm / "ended_8_8").symlink_to(shm / "ended")
+    stays |= {"ended", "psm_ended", "shm_ended_lockfile.lock", "ended_0", "sem.ended_0_0", "ended_7_7", "ended_8_8"}
+    for name in stays - {"ended_8_8"}:
+        os.utime(shm / name, (NOW, NOW))
+    found = Leftovers(counters, shm)
+    found.note_ended(["ended"], {"lives"}, NOW)
+    found.remove(LATER)
+    assert left(shm) == stays
+    assert counters == {"chunks": 3, "lock_files": 3}
+
+
+def test_a_while_after_its_end_and_again(shm: Path, counters: dict[str, int]) -> None:
+    """Nothing goes before the grace period, of the end or of the file; a chunk that is put later goes later."""
+    found = Leftovers(counters, shm)
+    first = put(shm, "ended", at=NOW - 100)
+    found.note_ended(["ended"], (), NOW)
+    found.remove(LATER - 0.1)
+    assert left(shm) == first
+    late = put(shm, "ended", number=1, at=LATER - 0.1)
+    found.remove(LATER)
+    assert left(shm) == late
+    found.remove(LATER + GRACE_S)
+    assert left(shm) == set()
+
+
+def test_a_request_that_has_the_id_of_an_ended_one(shm: Path, counters: dict[str, int]) -> None:
+    """While a request lives, nothing under its id goes; when it has ended, all of it does."""
+    found, live = Leftovers(counters, shm), {"same"}
+    files = put(shm, "same")
+    live.remove("same")
+    found.note_ended(["same"], live, NOW)
+    live.add("same")
+    files |= put(shm, "same", number=1, at=NOW + 1)
+    found.remove(NOW + 1000)
+    assert left(shm) == files
+    live.remove("same")
+    found.note_ended(["same"], live, NOW + 1000)
+    found.remove(NOW + 1000)
+    assert left(shm) == files
+    found.remove(NOW + 1000 + GRACE_S)
+    assert left(shm) == set()
+
+
+def test_it_is_bounded(shm: Path, counters: dict[str, int]) -> None:
+    """Above the bound the earliest requests are forgotten, as are those that ended long ago."""
+    found = Leftovers(counters, shm)
+    for number in range(MOST_REQUESTS + 2):
+        found.note_ended([f"request-{number}"], (), NOW + number)
+    found.note_ended(["request-2"], (), NOW + MOST_REQUESTS + 2)  # no longer the earliest
+    files = {number: put(shm, f"request-{number}") for number in (1, 2, 3)}
+    assert found.forget(NOW + 4)
+    found.remove(NOW + 2 * MOST_REQUESTS)
+    assert left(shm) == files[1] | files[3]
+    assert not found.forget(float("inf"))
+
+
+def test_a_folder_that_cannot_be_read(shm: Path, counters: dict[str, int]) -> None:
+    """Nothing is raised where there is no such folder, or a file is gone meanwhile."""
+    found = Leftovers(counters, shm / "none")
+    found.note_ended(["ended"], (), NOW)
+    found.remove(LATER)
+    assert counters["chunks"] == 0
+
+
+PROGRAM = """
+import multiprocessing, os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+from omni_fastpath.patches.abandoned_chunks.leftovers import GRACE_S, Leftovers
+
+def stage(name):
+    SharedMemory(f"{name}_0_0", create=True, size=9).close()
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    name = f"fl{os.getpid()}-tracked"
+    spawned = multiprocessing.Process(target=stage, args=(name,))
+    spawned.start()
+    spawned.join()
+    counters = {"chunks": 0, "lock_files": 0}
+    leftovers = Leftovers(counters)
+    leftovers.note_ended([name], (), 0.0)
+    leftovers.remove(time.time() + GRACE_S)
+    print(counters["chunks"])
+"""
+
+
+def test_pythons_tracker_of_shared_memory(tmp_path: Path) -> None:
+    """It does not warn, at the server's end, of a chunk of a spawned stage that was removed."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+# ---- Upstream's ----
+
+
+class _Connectors:
+    """A sender and a receiver over the real shared memory."""
+
+    def __init__(self) -> None:
+        from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+
+        self.sender, self.receiver = (SharedMemoryConnector({"stage_id": stage}) for stage in (0, 1))
+        self.name = f"fl{os.getpid()}-abandoned"  # as the rigs name theirs
+
+    def put(self, number: int, payload: Any) -> None:
+        assert self.sender.put("0", "1", f"{self.name}_0_{number}", payload)[0]
+
+    def get(self, number: int) -> Any:
+        found = self.receiver.get("0", "1", f"{self.name}_0_{number}")
+        return None if found is None else found[0]
+
+    def files(self) -> list[str]:
+        return [path.name for path in FOLDER.iterdir() if self.name in path.name]
+
+
+@pytest.fixture
+def connectors() -> Iterator[Any]:
+    """Connectors of which nothing is left afterwards."""
+    pytest.importorskip("vllm_omni")
+    made = _Connectors()
+    yield made
+    for name in made.files():
+        (FOLDER / name).unlink()
+
+
+@pytest.mark.upstream
+@pytest.mark.every_release
+def test_the_names_of_the_real_connector(connectors: Any, counters: dict[str, int]) -> None:
+    """Its unread chunk and lock file go. One that was read is gone already, and the key can be used again."""
+    found = Leftovers(counters)
+    for number in range(3):
+        connectors.put(number, {"number": number})
+    assert connectors.get(0) == {"number": 0}
+    found.note_ended([connectors.name], (), time.time())
+    assert len(connectors.files()) == 4
+    found.remove(time.time() + GRACE_S)
+    assert connectors.files() == []
+    assert counters == {"chunks": 2, "lock_files": 2}
+    assert connectors.get(1) is None
+    connectors.put(1, {"number": "again"})
+    assert connectors.get(1) == {"number": "again"}
+
+
+@pytest.fixture
+def patched(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The patch alone, over a folder of its own and without its thread."""
+    pytest.importorskip("vllm_omni")
+    from tests.patches.drive import only
+
+    with only("abandoned_chunks") as entry:
+        from omni_fastpath.patches.abandoned_chunks import wrappers
+
+        found = Leftovers(entry.counters, shm)
+        monkeypatch.setattr(wrappers, "_leftovers", found)
+        yield SimpleNamespace(entry=entry, leftovers=found, wrappers=wrappers)
+
+
+@pytest.mark.upstream
+@pytest.mark.every_release
+def test_every_end_of_a_request(patched: Any, event_driven: bool, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real orchestrator: the answered, the failed and the aborted request are noted, the living one is not."""
+    from benchmarks.rigs.inprocess import QWEN3_OMNI
+    from tests.patches.test_submission_errors import serves
+    from tests.schedules.drain_world import Shape, World
+
+    monkeypatch.setattr(patched.wrappers, "_start", lambda: None)
+    shape, names = Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), "answered failed aborted lives"
+    files = {name: put(shm, name, at=0.0) for name in names.split()}
+    with closing(World(shape, event_driven=event_driven)) as world:
+        for name in files:
+            world.submit(name, "DELTA", (0, 2))
+        world.advance(0.01)
+        assert serves(world, "answered")
+        world.send(0, [("failed", "text", 7, "stop")])
+        world.send(2, [("failed", "audio", 7, "error")])
+        world.abort("aborted", waits=False)
+        world.advance(0.01)
+        patched.leftovers.remove(2 * time.time())
+        assert left(shm) == files["lives"]
+        assert serves(world, "lives")
+    patched.leftovers.remove(2 * time.time())
+    assert left(shm) == set()
+
+
+@pytest.mark.upstream
+@pytest.mark.every_release
+def test_one_thread_while_there_is_something(patched: Any, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes, counts and ends; the next end of a request starts another one."""
+    wrappers = patched.wrappers
+    monkeypatch.setattr(wrappers, "EVERY_S", 0.01)
+    monkeypatch.setattr(wrappers, "KEEP_S", 0.0)
+    for count in (1, 2):
+        put(shm, "ended", at=0.0)
+        patched.leftovers.note_ended(["ended"], (), 0.0)
+        wrappers._start()
+        thread = wrappers._thread
+        wrappers._start()
+        if thread is not None:  # it may have ended
+            thread.join(60)
+        while wrappers._thread is not None:
+            time.sleep(0.01)
+        assert left(shm) == set()
+        assert patched.entry.counters == {"chunks": count, "lock_files": count}

@@ -1,0 +1,23 @@
+"""Clients that leave in the middle leave nothing in shared memory, on whole servers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from benchmarks.rigs.arms import FASTPATH
+from tests.trust import storm
+
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
+
+
+def test_nothing_stays_of_clients_that_left() -> None:
+    """No chunk or lock file is left, and every answer is the same, also under the id of those that left."""
+    with storm.made(FASTPATH, "qwen3_omni.yaml") as server:
+        seen = asyncio.run(storm.storm(server, 60))
+    assert seen.state == "applied"
+    assert seen.counters["chunks"] > 0
+    assert seen.is_well, seen
