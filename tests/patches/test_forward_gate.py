@@ -44,6 +44,19 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     assert wrappers._kept_in_step(scheduler, step, output) is None
 
 
+def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
+    """A step without tokens returns an output of vLLM itself, and so does an abort under data parallelism."""
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={})
+    assert wrappers._kept_in_step(scheduler, step, EMPTY_MODEL_RUNNER_OUTPUT) is None
+    wrappers._gate_output(EngineCoreOutput("a", [], finish_reason=FinishReason.ABORT))
+    assert gate.counters["multimodal_outputs"] == 0
+
+
 # ---- Payloads that are kept ----
 
 
