@@ -139,7 +139,7 @@ def _needs_payload(request: Any) -> bool:
 
 
 def _gate_output(output: Any) -> None:
-    payload = getattr(output, "multimodal_output", None)  # with data parallelism an aborted request's is vLLM's own
+    payload = getattr(output, "multimodal_output", None)
     if not isinstance(payload, dict):
         return
     _, visible = partition_flat_payload(payload)

@@ -49,7 +49,7 @@ if _accumulate is None:
 
 
 def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, record: dict[str, Any]) -> bool:
-    reported = getattr(entry, "num_generation_tokens", None)  # vLLM's own entry has none
+    reported = getattr(entry, "num_generation_tokens", None)
     return (
         type(state) is LeanState
         and type(entry) is OmniEngineCoreOutput

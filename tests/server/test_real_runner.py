@@ -21,10 +21,15 @@ TALKER = "stage 1"
 
 
 def _deploy(folder: Path, talker: str) -> Path:
-    """The tiny model's deploy YAML with another executor of the talker, and a thinker that is the same in any batch."""
+    """The tiny model's deploy YAML with this executor of the talker, and the same texts in any batch."""
     deploy = yaml.safe_load((DEPLOY / "qwen3_omni_tiny.yaml").read_text())
-    deploy["stages"][0]["dtype"] = "float32"
+    for stage, device in zip(deploy["stages"], "567", strict=True):
+        stage["devices"] = (
+            device  # upstream locks a device for the start of a stage, and others start on the first ones
+        )
+        stage["dtype"] = "float32"
     deploy["stages"][1]["distributed_executor_backend"] = talker
+    deploy["stages"][1]["default_sampling_params"]["ignore_eos"] = True  # 80 frames in five chunks
     path = folder / "deploy.yaml"
     path.write_text(yaml.safe_dump(deploy))
     return path
@@ -57,7 +62,7 @@ def _served(running: Any) -> list[str]:
     return [capture.text for capture in answers]
 
 
-@pytest.mark.parametrize("talker", ["mp", pytest.param("uni", marks=pytest.mark.more)])
+@pytest.mark.parametrize("talker", ["mp", pytest.param("uni", marks=[pytest.mark.more, pytest.mark.every_release])])
 def test_every_patch_on_upstreams_own_runners(server: Callable[..., Any], tmp_path: Path, talker: str) -> None:
     """States are as declared, ``forward_gate`` counts the talker's outputs with a payload, texts are stock's."""
     deploy, variables = _deploy(tmp_path, talker), {"OMNI_SIMULATED_DEVICE": "real"}

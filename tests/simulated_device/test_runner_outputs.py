@@ -11,7 +11,7 @@ import pytest
 from benchmarks.rigs.server import OFFLINE
 from tests.fakes.processes import process
 
-pytestmark = [pytest.mark.upstream, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release, pytest.mark.timeout(300)]
 
 OF_AR = {"no tokens", "prefill", "decode", "last token", "aborted"}
 KINDS = {
@@ -26,6 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All different outputs by device, stage and kind of step."""
     from omni_simulated_device import models
 
+    pytest.importorskip("vllm_omni.config.resolver", reason="stages are not put together by hand on 0.28")
     folder = tmp_path_factory.mktemp("runner_outputs")
     models.write_qwen3_omni_tiny(folder / "model")
     variables = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
