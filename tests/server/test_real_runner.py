@@ -21,13 +21,12 @@ TALKER = "stage 1"
 
 
 def _deploy(folder: Path, talker: str) -> Path:
-    """The tiny model's deploy YAML with this executor of the talker, and the same texts in any batch."""
+    """The tiny model's deploy YAML with this executor of the talker."""
     deploy = yaml.safe_load((DEPLOY / "qwen3_omni_tiny.yaml").read_text())
     for stage, device in zip(deploy["stages"], "567", strict=True):
         stage["devices"] = (
             device  # upstream locks a device for the start of a stage, and others start on the first ones
         )
-        stage["dtype"] = "float32"
     deploy["stages"][1]["distributed_executor_backend"] = talker
     deploy["stages"][1]["default_sampling_params"]["ignore_eos"] = True  # 80 frames in five chunks
     path = folder / "deploy.yaml"
