@@ -139,7 +139,7 @@ def _needs_payload(request: Any) -> bool:
 
 
 def _gate_output(output: Any) -> None:
-    payload = output.multimodal_output
+    payload = getattr(output, "multimodal_output", None)
     if not isinstance(payload, dict):
         return
     _, visible = partition_flat_payload(payload)

@@ -49,7 +49,7 @@ if _accumulate is None:
 
 
 def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, record: dict[str, Any]) -> bool:
-    reported = entry.num_generation_tokens
+    reported = getattr(entry, "num_generation_tokens", None)
     return (
         type(state) is LeanState
         and type(entry) is OmniEngineCoreOutput

@@ -137,22 +137,25 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
                 self.left_out_of_prompt[name] += request.num_computed_tokens < request.num_prompt_tokens
         return output
 
-    def submit(self, stream_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def submit(self, stream_id: str, prompt: list[int], params: SamplingParams, **fields: Any) -> None:
         """A request, as it comes from the orchestrator."""
-        request = engine_request(stream_id, prompt, params, request_id=f"{stream_id}-internal")
+        request = engine_request(stream_id, prompt, params, request_id=f"{stream_id}-internal", **fields)
         self.add_request(*self.preprocess_add_request(request))
+
+    def advance(self) -> list[Any]:
+        """One step, if there is anything to do; the outputs."""
+        self.turns += 1
+        if not (self.scheduler.has_requests() or self.batch_queue):
+            return []
+        outputs, executed = self.step_fn()
+        self.post_step(executed)
+        return [output for batch in (outputs or {}).values() for output in batch.outputs]
 
     def take_step(self) -> Iterator[tuple[str, list[int]]]:
         """One step, if there is anything to do; stream and new tokens of whatever came out."""
-        self.turns += 1
-        if not (self.scheduler.has_requests() or self.batch_queue):
-            return
-        outputs, executed = self.step_fn()
-        self.post_step(executed)
-        for batch in (outputs or {}).values():
-            for output in batch.outputs:
-                assert output.finish_reason is None or str(output.finish_reason) == "length", output
-                yield output.request_id.partition("-")[0], list(output.new_token_ids)
+        for output in self.advance():
+            assert output.finish_reason is None or str(output.finish_reason) == "length", output
+            yield output.request_id.partition("-")[0], list(output.new_token_ids)
 
 
 @contextlib.contextmanager

@@ -229,15 +229,17 @@ class SmallStage:
     def answer(self, scheduled: Any) -> Any:
         """What the runner makes of a step."""
         import torch
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
         from vllm_omni.outputs import OmniModelRunnerOutput
 
         names = list(scheduled.num_scheduled_tokens)
+        if not names:
+            return EMPTY_MODEL_RUNNER_OUTPUT
         batch = torch.zeros(len(names), self.codes, dtype=torch.int64)  # new at each step, as on a GPU stage
         for row, name in enumerate(names):
             batch[row] = self._counts[name]
             self._counts[name] += 1
         payloads: list[Any] = [{"codes.audio": row[None], "sr": torch.tensor(24000)} for row in batch]
-        sent = {"inter_stage_outputs": payloads, "multimodal_outputs": payloads} if names else {}
         return OmniModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: row for row, name in enumerate(names)},
@@ -245,7 +247,8 @@ class SmallStage:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=None,
-            **sent,
+            inter_stage_outputs=payloads,
+            multimodal_outputs=payloads,
         )
 
     def run(self) -> None:

@@ -44,6 +44,19 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     assert wrappers._kept_in_step(scheduler, step, output) is None
 
 
+def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
+    """What vLLM returns for a step without tokens, and an output of vLLM's own class."""
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+    from vllm_omni.engine import OmniEngineCoreOutput
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={})
+    assert wrappers._kept_in_step(scheduler, step, EMPTY_MODEL_RUNNER_OUTPUT) is None
+    wrappers._gate_output(OmniEngineCoreOutput.__base__("a", []))
+    assert gate.counters["multimodal_outputs"] == 0
+
+
 # ---- Payloads that are kept ----
 
 

@@ -174,6 +174,7 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
     import msgspec
     from vllm_omni.engine import OmniEngineCoreOutput
 
+    from omni_fastpath.patches.lean_processing.processor import _is_step
     from omni_fastpath.patches.lean_processing.unseen import unseen_of
 
     play, _ = lean
@@ -181,6 +182,9 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
     processor = play.pipeline.pools[1].output_processor
     state = processor.request_states["r"]
     assert unseen_of(processor, state, OmniEngineCoreOutput("r", [7])) is not None
+    entry = OmniEngineCoreOutput.__base__("r", [7])  # vLLM's own, which has less
+    assert unseen_of(processor, state, entry) is None
+    assert not _is_step(state, entry, 1.0, None, {})
     goes_by = [
         field.name
         for field in msgspec.structs.fields(OmniEngineCoreOutput)

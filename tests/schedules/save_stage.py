@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.request import RequestStatus
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
@@ -354,6 +355,8 @@ class Stage(SmallStage):
 
     def _answer(self, scheduled: Any) -> Any:
         cached, counts = scheduled.scheduled_cached_reqs, scheduled.num_scheduled_tokens
+        if not counts:
+            return EMPTY_MODEL_RUNNER_OUTPUT
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         computed |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         is_shared = self.is_ours and self.shape.device == "cpu" and not self.has_raised  # upstream's queue copies none
@@ -369,7 +372,8 @@ class Stage(SmallStage):
             req_ids=list(counts),
             req_id_to_index={name: row for row, name in enumerate(counts)},
             sampled_token_ids=[[1 + position] for position in positions],
-            **({"inter_stage_outputs": payloads, "multimodal_outputs": payloads} if payloads else {}),
+            inter_stage_outputs=payloads,
+            multimodal_outputs=payloads,
         )
 
     # ---- Limits ----

@@ -21,7 +21,13 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, LogprobsTensors
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    AsyncModelRunnerOutput,
+    LogprobsLists,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.engine.serialization import deserialize_additional_information
@@ -50,10 +56,6 @@ class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
         if remaining > 0:
             time.sleep(remaining)
         return self.output
-
-
-def _nothing() -> OmniModelRunnerOutput:
-    return OmniModelRunnerOutput(req_ids=[], req_id_to_index={}, sampled_token_ids=[])
 
 
 def _goes_on(info: Any) -> bool:
@@ -104,8 +106,11 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             self.settings,
         )
 
-    def execute_model(self, scheduler_output: Any) -> OmniModelRunnerOutput | None:
-        """Take over the scheduler's changes; None means that `sample_tokens` follows."""
+    def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
+        """Take over the scheduler's changes; None means that `sample_tokens` follows.
+
+        A step without tokens returns vLLM's own empty output, which has none of vLLM-Omni's fields, as upstream's do.
+        """
         for req_id in scheduler_output.finished_req_ids:
             self._requests.pop(req_id, None)
         for new in scheduler_output.scheduled_new_reqs:
@@ -127,15 +132,19 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             if req_id in prompts and not self.samples_tokens:  # a code2wav chunk replaces the prompt
                 request.prompt_token_ids = list(prompts[req_id] or ())
         if scheduler_output.total_num_scheduled_tokens <= 0:
-            return _nothing()
+            nothing: ModelRunnerOutput = self.attach_omni_connector_output(EMPTY_MODEL_RUNNER_OUTPUT)
+            return nothing
         self._scheduled = scheduler_output
         return None
 
-    def sample_tokens(self, _grammar_output: Any = None) -> OmniModelRunnerOutput | AsyncModelRunnerOutput:
+    def sample_tokens(self, _grammar_output: Any = None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Answer for every scheduled request and put the step on the device's timeline."""
         scheduler_output, self._scheduled = self._scheduled, None
         if scheduler_output is None:
-            return _nothing()
+            nothing: ModelRunnerOutput = self.attach_omni_connector_output(
+                OmniModelRunnerOutput.with_kv_conn_output_only(None)
+            )
+            return nothing
         scheduled: Mapping[str, int] = scheduler_output.num_scheduled_tokens
         requests = [self._requests[req_id] for req_id in scheduled]
         results = [self.model.step(each, count) for each, count in zip(requests, scheduled.values(), strict=True)]
@@ -148,6 +157,7 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             multimodal_outputs=client,
             logprobs=self._logprobs(requests, results),
             prompt_logprobs_dict=self._prompt_logprobs(requests, results),
+            omni_connector_output=self.get_omni_connector_output(),
         )
         step_s = self.settings.step_s(scheduler_output.total_num_scheduled_tokens, len(results))
         self._device_free_at = max(time.monotonic(), self._device_free_at) + step_s
@@ -289,11 +299,11 @@ class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]
         """Every stage is driven through generate requests."""
         return ("generate",)
 
-    def execute_model(self, scheduler_output: Any) -> OmniModelRunnerOutput | None:
+    def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         """First half of a step."""
         return self.model_runner.execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar_output: Any = None) -> OmniModelRunnerOutput | AsyncModelRunnerOutput:
+    def sample_tokens(self, grammar_output: Any = None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Second half of a step."""
         return self.model_runner.sample_tokens(grammar_output)
 
