@@ -27,7 +27,7 @@ from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Re
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
+from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, fits, verify
 from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
 _Written = tuple[Slot, Any, Any]
@@ -388,6 +388,7 @@ def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
     """A wrapt wrapper around a raw object, marked with the patch's name, and guarded against the patch's errors."""
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
-    ours = FunctionWrapper(slot.raw(), LEDGER.entry(patch).guarded(wrapper, f"the wrapper of {slot.seam.qualname}"))
+    what, raw = f"the wrapper of {slot.seam.qualname}", slot.raw()
+    ours = FunctionWrapper(raw, LEDGER.entry(patch).guarded(wrapper, what, fits(raw)))
     setattr(ours, MARK, patch.name)
     return ours

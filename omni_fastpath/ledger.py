@@ -94,7 +94,7 @@ class Entry:
         """A ``Guard`` for code of the patch."""
         return Guard(self, what)
 
-    def guarded(self, wrapper: Wrapper, what: str) -> Wrapper:
+    def guarded(self, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
         """A wrapper whose own errors do not reach upstream.
 
         An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result
@@ -105,10 +105,13 @@ class Entry:
         Args:
             wrapper: The wrapper. It gets upstream's function as a ``Call``.
             what: The wrapper's name, as the subject of a sentence.
+            fits: Whether upstream's function takes this instance and these arguments. If not, it alone is called. So a
+                coroutine function too raises its ``TypeError`` at the call, by which uvicorn tells an application from
+                a factory.
         """
 
         def guarded(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if self.state is State.FAILED:
+            if self.state is State.FAILED or not fits(instance, args, kwargs):
                 return wrapped(*args, **kwargs)
             call = Call(wrapped)
             try:
@@ -130,7 +133,7 @@ class Entry:
             return call.outcome() if call.was_made else await wrapped(*args, **kwargs)
 
         def guarded_coroutine(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if self.state is State.FAILED:
+            if self.state is State.FAILED or not fits(instance, args, kwargs):
                 return wrapped(*args, **kwargs)
             return guarded_await(wrapped, instance, args, kwargs)
 

@@ -153,7 +153,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
 def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entry, Any]:
     monkeypatch.setattr(ledger, "LEDGER", Ledger())
     entry = ledger.LEDGER.entry(DRUM)
-    return entry, entry.guarded(wrapper, "the wrapper")
+    return entry, entry.guarded(wrapper, "the wrapper", lambda *_: True)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "never", "instead", "meant", "while handling"])

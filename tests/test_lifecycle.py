@@ -5,13 +5,17 @@ Each case runs in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from omni_fastpath.config import resolve
-from omni_fastpath.declare import Fit, Process, Reads, State
+from omni_fastpath.declare import Fit, Process, Reads, State, Wrap
 from omni_fastpath.install import row_here, state_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
@@ -19,6 +23,11 @@ from tests.fakes.processes import isolated
 from tests.fakes.registration import Key, is_ours, raw, written
 
 pytestmark = pytest.mark.upstream
+
+LOOKS: tuple[Any, ...] = (
+    *(inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction, inspect.signature),
+    *map(attrgetter, ("__name__", "__qualname__", "__module__", "__doc__")),
+)
 
 
 def slots() -> dict[Key, Any]:
@@ -63,6 +72,39 @@ def test_every_function_is_as_it_was_read() -> None:
         assert row is not None
         for seam in row.seams:
             verify(seam, release.version, exact=True)
+
+
+@pytest.mark.every_release
+@isolated("warm")
+def test_every_slot_looks_and_refuses_as_upstreams_function() -> None:
+    """``inspect`` sees the same, and a call with wrong arguments raises the same at once and is no failure of ours."""
+    from omni_fastpath.install import _installed, install
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.seams import function_in
+
+    for patch in PATCHES:
+        install(patch)
+    slots = [each for written in _installed.values() for each in written if isinstance(each[0].seam, Wrap)]
+    refused = 0
+    for slot, _, ours in slots:
+        stock, found = function_in(ours), ours
+        if inspect.isclass(slot.owner):
+            stock, found = (each.__get__(SimpleNamespace(), slot.owner) for each in (stock, found))
+        for look in LOOKS:
+            assert look(found) == look(stock), (slot.seam.path, look)
+        for args, kwargs in (((), {}), ((), {"made_up": 1}), ((None,) * 50, {})):
+            with contextlib.suppress(TypeError):
+                inspect.signature(stock).bind(*args, **kwargs)
+                continue  # upstream takes them
+            said = []
+            for each in (stock, found):
+                with pytest.raises(TypeError) as error:
+                    each(*args, **kwargs)
+                said.append(str(error.value))
+            assert said[0] == said[1]
+            refused += 1
+    assert refused > len(slots) > 20
+    assert {entry.state for entry in LEDGER} <= {State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE}
 
 
 @pytest.mark.every_release

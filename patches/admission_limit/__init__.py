@@ -25,7 +25,8 @@ Scope:
     if ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
-    between, so that body is pinned. No class declares ``api_server_count`` of the application's state, which is read.
+    between, so that body is pinned. No class declares what is read of the application's state:
+    ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is recognized.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
+FASTAPI = "fastapi.applications"
 ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
 API_SERVER, CHAT, BATCH, SPEECH = (
@@ -48,7 +50,7 @@ ERRORS = "vllm.entrypoints.serve.engine.serving"
 def _fit(release: str) -> Fit:
     """The row of a release."""
     seams: tuple[AnySeam, ...] = (
-        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+        Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
         Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
         Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
@@ -70,7 +72,7 @@ def _fit(release: str) -> Fit:
         preview="rc" in release,
         seams=seams,
         of_api_server=tuple(
-            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entrypoints")))
+            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry", FASTAPI)))
         ),
         without_api_server="there is no API server, so no request is checked",
     )

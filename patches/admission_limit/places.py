@@ -80,7 +80,7 @@ class Places:
                 self._reserved -= 1
 
     def give_back(self, ticket: Ticket) -> None:
-        """Free the places of a ticket, because its connection has ended."""
+        """Free the places of a ticket, because its client has left or its application has ended."""
         self._reserved -= ticket.reserved
         ticket.reserved = 0
         self._left |= ticket.requests

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.exceptions import QueueOverflowError
 
+from omni_fastpath import way_in
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import AwaitedCall, Call, runtime, warn_once
 
@@ -18,7 +19,7 @@ _RETRY_AFTER = (b"retry-after", b"1")
 
 _runtime = runtime("admission_limit")
 _places = Places(_runtime.counters)
-_answering = _runtime.guard("adding Retry-After")
+_answering, _freeing = _runtime.guard("adding Retry-After"), _runtime.guard("freeing places")
 
 _ticket: ContextVar[Ticket | None] = ContextVar("admission_limit", default=None)
 """The ticket of the running task's connection, or of one that has ended, because uvicorn may start the next request of
@@ -58,28 +59,36 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
 # ---- A connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Run the application. At its end the places of the connection are freed."""
-    scope = args[0] if args else kwargs["scope"]
+async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> Any:
+    """Run the application. When its client has left, and at its end, the places of the connection are freed."""
+    scope, receive, send = way_in.connection(*args, **kwargs)
     is_socket = scope["type"] == "websocket"
-    if _places.limit is None or not (is_socket or (scope["type"] == "http" and scope["method"] == "POST")):
+    counts = is_socket or (scope["type"] == "http" and scope["method"] == "POST")
+    if _places.limit is None or not counts or not way_in.is_api_server(app):
         return await wrapped(*args, **kwargs)
     ticket = Ticket(is_socket=is_socket)
     _ticket.set(ticket)
     try:
-        await _serve(wrapped, ticket, *args, **kwargs)
+        await _serve(wrapped, ticket, scope, receive, send)
     finally:
         _places.give_back(ticket)
 
 
 async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
+    async def heard() -> Any:
+        message = await receive()
+        with _freeing:
+            if message["type"].endswith(".disconnect"):  # upstream's own end may be many turns of the loop away
+                _places.give_back(ticket)
+        return message
+
     async def answer(message: Any) -> None:
         with _answering:
             if ticket.may_retry and message["type"] == "http.response.start" and message["status"] == 503:
                 message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
         await send(message)
 
-    await app(scope, receive, answer)
+    await app(scope, heard, answer)
 
 
 async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:

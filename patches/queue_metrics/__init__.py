@@ -41,7 +41,8 @@ Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
     first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
-    on, the names of chunks in ``/dev/shm``, and ``transport`` of uvicorn's connection.
+    on, the names of chunks in ``/dev/shm``, ``transport`` of uvicorn's connection, and ``openai_serving_models`` of the
+    state by which vLLM-Omni's application is recognized.
 Upstream thread:
     vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
@@ -60,6 +61,7 @@ AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 PREFIX = "omni_fastpath_"
 
+FASTAPI, API_SERVER = "fastapi.applications", "vllm_omni.entrypoints.openai.api_server"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 STATE = "vllm_omni.entrypoints.client_request_state"
@@ -71,13 +73,14 @@ _OF_A_POOL = (
 )
 
 
-def _seams(
+def _fit(
+    release: str,
     loop: str = "OrchestratorBase",
     front_end: tuple[str, str] = ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase._final_output_handler"),
-) -> tuple[AnySeam, ...]:
-    """The seams on a release, by its names of the orchestrator and of the front end."""
-    return (
-        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+) -> Fit:
+    """The row of a release, by its names of the orchestrator and of the front end."""
+    seams: tuple[AnySeam, ...] = (
+        Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
         Call("asyncio.queues", "Queue._put"),
         Call("asyncio.queues", "Queue._get"),
@@ -101,6 +104,13 @@ def _seams(
         Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
         Reads("vllm.v1.engine.core_client", "BackgroundResources", ("output_socket", "engine_manager")),
         Reads("vllm_omni.engine", "OmniEngineCoreOutputs", ("timestamp",)),
+    )
+    return Fit(
+        releases=(release,),
+        preview="rc" in release,
+        seams=seams,
+        of_stages=(SAVING,),
+        of_api_server=(FASTAPI, API_SERVER),
     )
 
 
@@ -136,8 +146,8 @@ PATCH = Patch(
         _metric("save_queue_tasks", "Tasks in a stage's save queue"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=_seams("Orchestrator", _IN_0_28), of_stages=(SAVING,)),
-        Fit(releases=("0.30.0",), seams=_seams(), of_stages=(SAVING,)),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=_seams(), of_stages=(SAVING,)),
+        _fit("0.28.0", "Orchestrator", _IN_0_28),
+        _fit("0.30.0"),
+        _fit("0.32.0rc1"),
     ),
 )

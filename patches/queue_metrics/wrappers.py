@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 import janus
 
-from omni_fastpath import way_out
+from omni_fastpath import way_in, way_out
 from omni_fastpath.figures import Sample, gauge
 from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
@@ -75,10 +75,10 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 # ---- A request's connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
+async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> Any:
     """Run the application. A POST request is followed from here on."""
-    scope, receive, send = args
-    if scope["type"] != "http" or scope["method"] != "POST":
+    scope, receive, send = way_in.connection(*args, **kwargs)
+    if scope["type"] != "http" or scope["method"] != "POST" or not way_in.is_api_server(app):
         return await wrapped(*args, **kwargs)
     journey = Journey(monotonic() - unread_s(receive))
     _journey.set(journey)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,12 +26,12 @@ ROUTES = (
 """Ends of the paths whose requests count. Images and videos do not, because their first output takes long anyway."""
 
 _LONGEST_WAY_S = 0.25
-"""A request that takes longer than this stops counting, because it waits for a slow client, a remote file or a paused
-engine and not for this event loop."""
+"""A request that takes longer than this stops counting, because it waits for a remote file or a paused engine and not
+for this event loop."""
 
 _runtime = runtime("requests_first")
 _counters = _runtime.counters
-_ending = _runtime.guard("ending a request's way in")
+_guard = _runtime.guard("following a request's way in")
 
 
 class Journey:
@@ -40,14 +41,31 @@ class Journey:
         submitted: The id under which it was handed to the orchestrator, or empty.
     """
 
-    __slots__ = ("submitted",)
+    __slots__ = ("_timer", "submitted")
 
     def __init__(self) -> None:
         self.submitted = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def from_body(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        """A *receive* that counts the request from the end of its body on."""
+
+        async def received() -> Any:
+            message = await receive()
+            with _guard:
+                if message["type"] == "http.request" and not message.get("more_body") and self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(_LONGEST_WAY_S, self.end)
+                    _counters["requests"] += 1
+                    _on_their_way.add(self)
+            return message
+
+        return received
 
     def end(self) -> None:
         """Stop counting it, here and in the orchestrator."""
-        with _ending:
+        with _guard:
+            if self._timer is not None:
+                self._timer.cancel()
             _on_their_way.discard(self)
             way_in.NOT_AT_A_STAGE.discard(self.submitted)
 
@@ -62,22 +80,18 @@ the context of the last one."""
 _pause = Pause(_on_their_way, _counters)
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Run the application. A request for generation is on its way from here on."""
-    scope = args[0] if args else kwargs["scope"]
-    counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
-    if not counts or _journey.get() in _on_their_way:  # an application inside of another has the request already
+async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> Any:
+    """Run the application. A request for generation is on its way once its body is complete."""
+    scope, receive, send = way_in.connection(*args, **kwargs)
+    is_post = scope["type"] == "http" and scope["method"] == "POST"
+    if not (is_post and scope["path"].endswith(ROUTES) and way_in.is_api_server(app)):
         return await wrapped(*args, **kwargs)
     journey = Journey()
-    timer = asyncio.get_running_loop().call_later(_LONGEST_WAY_S, journey.end)
     _journey.set(journey)
-    _counters["requests"] += 1
-    _on_their_way.add(journey)
     try:
-        await wrapped(*args, **kwargs)
+        await wrapped(scope, journey.from_body(receive), send)
     finally:
         journey.end()
-        timer.cancel()
 
 
 async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:

@@ -156,6 +156,7 @@ class Served:
         self.app.add_api_route("/v1/made", ask_as_vllm_does, methods=["POST"])
         init_exception_handler(self.app)
         self.state = self.app.state
+        self.state.openai_serving_models = None
         self.state.args = SimpleNamespace(log_error_stack=False)
         self.state.openai_serving_chat, self.state.openai_serving_speech = Chat(), self.speech
         self.state.openai_serving_chat_batch = object.__new__(batch_serving.OmniOpenAIServingChatBatch)

@@ -123,7 +123,8 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         if is_installed("admission_limit"):
             from omni_fastpath.patches.admission_limit import wrappers
 
-            begin = LEDGER.named("admission_limit").guarded(wrappers.wrapped_init_app_state, "the beginning")
+            entry, opens = LEDGER.named("admission_limit"), wrappers.wrapped_init_app_state
+            begin = entry.guarded(opens, "the beginning", lambda *_: True)
             wrappers._places._reserved = 0  # an error in giving back leaves it, after which nobody is asked
             limit = SimpleNamespace(max_num_queued_reqs=LIMIT)
             await begin(lambda *_: asyncio.sleep(0), None, (served.engine, served.state, limit), {})

@@ -29,6 +29,8 @@ every_release = pytest.mark.every_release
 THINKER, TALKER, CODE2WAV = range(3)
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+API_SERVER = SimpleNamespace(openai_serving_models=None)
+"""The state of upstream's application."""
 STREAMED: list[tuple[bytes, bytes]] = [(b"content-type", b"text/event-stream")]
 WHOLE = [*STREAMED, (b"content-length", b"9")]
 
@@ -43,7 +45,7 @@ def guarded(name: str) -> Any:
 
     if not is_installed("queue_metrics"):
         return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
-    return LEDGER.named("queue_metrics").guarded(getattr(wrappers, name), name)
+    return LEDGER.named("queue_metrics").guarded(getattr(wrappers, name), name, lambda *_: True)
 
 
 def answered(
@@ -93,7 +95,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await guarded("wrapped_app")(serve, None, (scope, None, send), {})
+        await guarded("wrapped_app")(serve, SimpleNamespace(state=API_SERVER), (scope, None, send), {})
 
     with pipeline:
         asyncio.run(application())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import httpx
 import pytest
 
 from omni_fastpath import way_in
+from omni_fastpath.patches.requests_first import API_SERVER
 from tests.patches.drive import engine_without_stages, front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -20,6 +23,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The patch alone, with a time limit that a pause of the machine does not reach."""
+    importlib.import_module(API_SERVER)  # without it the application is left alone
     with only("requests_first") as entry:
         from omni_fastpath.patches.requests_first import wrappers
 
@@ -38,13 +42,25 @@ def on_the_way() -> int:
 # ---- Which requests count, and until when ----
 
 
-async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> None:
-    """Ask a FastAPI application of one route, which `answer` is; its exception, if it raises one."""
+def _application(answer: Any) -> Any:
+    """Upstream's application of one route, which is `answer` after the body."""
     from fastapi import FastAPI
+    from starlette.responses import JSONResponse
+
+    async def route(request: Any) -> Any:
+        await request.body()
+        return JSONResponse(await answer())
 
     app = FastAPI()
-    app.add_api_route("/{path:path}", answer, methods=["POST", "GET"], response_model=None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+    app.state.openai_serving_models = None
+    app.add_route("/{path:path}", route, methods=["POST", "GET"])
+    return app
+
+
+async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> None:
+    """Ask this application; its exception, if it raises one."""
+    transport = httpx.ASGITransport(_application(answer))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         await client.request(method, path)
 
 
@@ -60,8 +76,7 @@ async def _submit(refused: bool = False, *, looks: bool = True) -> None:
 
 
 async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
-    """A request in the context of an earlier one counts, as with uvicorn; an application inside another counts once."""
-    from fastapi import FastAPI
+    """A request in the context of an earlier one counts, as with uvicorn."""
 
     async def inner() -> None:
         assert on_the_way() == 1
@@ -75,15 +90,34 @@ async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
     await _ask(outer)
     assert on.counters["requests"] == 2
 
-    async def mounted(scope: Any, *_rest: Any) -> None:
-        await FastAPI()({**scope}, *_rest)
 
-    app = FastAPI()
-    app.mount("/inner", mounted)
-    scope = {"type": "http", "method": "POST", "path": "/inner/v1/completions", "headers": [], "query_string": b""}
-    never: Any = asyncio.Event().wait
-    await app(scope, never, lambda _message: asyncio.sleep(0))
-    assert on.counters["requests"] == 3
+async def test_a_request_counts_from_the_end_of_its_body_on(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-open body pauses no output, also where its client leaves, and a complete one does until its answer."""
+    from starlette.requests import ClientDisconnect
+
+    from omni_fastpath.patches.requests_first import wrappers
+
+    async def paused(times: int) -> None:
+        pause = wrappers._pause
+        monkeypatch.setattr(pause, "_ended_ns", pause._ended_ns - 10**9)  # its account is full
+        await pause.before_output()
+        assert (on.counters["waits"], on.counters["requests"], on_the_way()) == (times, times, times)
+
+    async def hears(*said: Any) -> None:
+        messages = iter(said)
+
+        async def receive() -> Any:
+            await paused(0)
+            return next(messages)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await _application(partial(paused, 1))(scope, receive, lambda _message: asyncio.sleep(0))
+
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    with pytest.raises(ClientDisconnect):
+        await hears(part, part, {"type": "http.disconnect"})
+    await hears(part, part, {"type": "http.request", "body": b"}"})
+    assert (on.counters["requests"], on_the_way()) == (1, 0)
 
 
 @pytest.mark.parametrize("fails", ["before", "in the submission", "after", "cancelled", "not at all"])
