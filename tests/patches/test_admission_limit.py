@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from anyio import CancelScope
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,7 +148,8 @@ class Served:
             GenerateBaseServing._preflight(self.speech, LIMIT)
 
         self.engine, self.rendered, self.fails = Engine(), 0, False
-        self.began, self.go, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.began, self.go, self.left, self.forgets = (asyncio.Event() for _ in range(4))
+        self.forgets.set()
         self.numbers = itertools.count()
         self.speech = object.__new__(serving_speech.OmniOpenAIServingSpeech)
         self.speech.engine_client = self.engine
@@ -181,6 +183,8 @@ class Served:
             for _ in range(3):
                 yield "data: Hello.\n\n"
         finally:
+            with CancelScope(shield=True):
+                await self.forgets.wait()
             del self.engine.request_states[me]
 
     async def _serve(self, scope: dict[str, Any], *said: Any) -> list[Any]:
@@ -286,6 +290,28 @@ async def test_an_answer_has_its_places_until_its_end(served: Served, ends: str)
     served.left.clear()
     assert (await served.ask(CHAT, BOTH))[0] == 200
     assert _counters() == (2, int(ends != "failed"), LIMIT)
+
+
+async def test_a_client_that_left_has_no_places(served: Served) -> None:
+    """They are free at its disconnect, before its application ends, and are given back once."""
+    await served.start(limit=1)
+    served.forgets.clear()
+    first = asyncio.create_task(served.ask(CHAT, {**ONE, "stream": True}))
+    await asyncio.wait_for(served.began.wait(), 30)
+    assert (await served.ask(CHAT, ONE))[0] == 503
+    served.left.set()
+    await asyncio.sleep(0)
+    served.left.clear()
+    served.began.clear()
+    second = asyncio.create_task(served.ask(CHAT, ONE))  # the interrupted user asks again
+    await asyncio.wait_for(served.began.wait(), 30)
+    assert not first.done()
+    served.forgets.set()
+    await first
+    assert (await served.ask(CHAT, ONE))[0] == 503
+    served.go.set()
+    assert (await second)[0] == 200
+    assert _counters()[:2] == (2, 2)
 
 
 async def test_a_handler_that_raises_gives_its_places_back(served: Served) -> None:
