@@ -26,7 +26,8 @@ Scope:
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
     between, so that body is pinned. No class declares what is read of the application's state:
-    ``args``, ``engine_client`` and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is recognized.
+    ``args``, ``engine_client``
+    and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is recognized.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection
+from typing import Any
 
 from .retry import RetryAfter
 
@@ -46,11 +47,13 @@ class Places:
 
     Attributes:
         limit: The maximum number of taken places. None admits every request.
+        of: The state of the application whose limit was read last.
     """
 
     def __init__(self, counters: dict[str, int], retry_after: RetryAfter | None = None) -> None:
         self._retry_after = retry_after or RetryAfter(time.monotonic, random.uniform)
         self.limit: int | None = None
+        self.of: Any = None
         self._unfinished: Collection[str] = ()
         self._left: set[str] = set()  # requests of ended connections that the engine still has
         self._reserved = 0

@@ -18,9 +18,6 @@ _runtime = runtime("admission_limit")
 _places = Places(_runtime.counters)
 _answering, _freeing = _runtime.guard("adding Retry-After"), _runtime.guard("freeing places")
 
-_opened: Any = None
-"""The state of the application whose limit was applied last."""
-
 _ticket: ContextVar[Ticket | None] = ContextVar("admission_limit", default=None)
 """The ticket of the running task's connection, or of one that has ended, because uvicorn may start the next request of
 a connection in the context of the last one. None for a request that did not arrive over HTTP, which is admitted."""
@@ -41,10 +38,9 @@ def _open(state: Any) -> None:
     Whichever copy of upstream's module made the application: the module may run as ``__main__``, or a program may have
     its functions. The first call is ASGI's ``lifespan``, before any request.
     """
-    global _opened  # noqa: PLW0603
-    if _opened is state:
+    if _places.of is state:
         return
-    _opened, args = state, getattr(state, "args", None)
+    _places.of, args = state, getattr(state, "args", None)
     limit, servers = getattr(args, "max_num_queued_reqs", None), getattr(state, "api_server_count", 1)
     if getattr(args, "max_num_queued_tokens", None) is not None:
         warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
@@ -142,6 +138,5 @@ async def wrapped_sentence(wrapped: AwaitedCall, _instance: Any, args: Any, kwar
 
 def taken_off() -> None:
     """Admit every request from now on."""
-    global _opened  # noqa: PLW0603
-    _opened = None
+    _places.of = None
     _places.open(None)

@@ -201,7 +201,6 @@ class Served:
         wrappers.taken_off()  # of what it was told before
         arguments.log_error_stack = False
         self.state.args, self.state.engine_client = arguments, self.engine
-        await self._serve({"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
 
     async def answer(self) -> AsyncIterator[str]:
         """Record and forget a request as the engine's ``generate`` does."""
@@ -423,6 +422,8 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     monkeypatch.setattr(wrappers, "warn_once", said.append)
     served.go.set()
     await served.start(100, limit=None, tokens=7)
+    lifespan = {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
+    await served._serve(*lifespan)
     entry = LEDGER.named("admission_limit")
     assert entry.state is State.NOT_APPLICABLE
     assert "--max-num-queued-reqs" in entry.reason
@@ -430,6 +431,7 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     assert _counters() == (0, 0, 0)
     served.state.api_server_count = 2
     await served.start(limit=8)
+    await served._serve(*lifespan)
     assert [("tokens has no effect" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]
 
 

@@ -123,7 +123,7 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         if is_installed("admission_limit"):
             from omni_fastpath.patches.admission_limit import wrappers
 
-            wrappers._opened = None
+            wrappers._places.of = None
             wrappers._places._reserved = 0  # an error in giving back leaves it, after which nobody is asked
             served.state.args.max_num_queued_reqs, served.state.engine_client = LIMIT, served.engine
         for path in (CHAT, "/v1/made"):
