@@ -4,7 +4,8 @@ What:
     With ``--max-num-queued-reqs N`` a request is admitted if it, the engine's unfinished requests and the admitted
     requests that have not reached the engine are at most N. Otherwise vLLM's ``QueueOverflowError`` is the answer, with
     status 503 and vLLM's text and body. The answer has ``Retry-After`` (1 to 30 seconds) unless the
-    request alone needs more than N. The check precedes rendering, tokenizing and decoding. A place is reserved from the check until the engine counts
+    request alone needs more than N. The check precedes rendering, tokenizing and decoding. A place is reserved from
+    the check until the engine counts
     the request. A request stops counting when its answer ends or fails or its client disconnects, even if the engine
     still has the request, because upstream forgets a request whose answer was not read to its end only when Python
     collects the garbage. A request for ``n`` answers, or a batch of n, takes n places. Each request over a web socket
@@ -26,7 +27,8 @@ Scope:
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
     between, so that body is pinned. No class declares what is read of the application's state: ``args``,
-    ``engine_client`` and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is recognized.
+    ``engine_client`` and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is
+    recognized.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
