@@ -201,7 +201,7 @@ class Fit(Row):
         return tuple(seam for seam in self.seams if seam.module not in left_out)
 
     def _has_api_server(self) -> bool:
-        return process_role.is_serve(sys.argv[1:]) or all(module in sys.modules for module in self.of_api_server)
+        return process_role.is_serve(sys.argv) or all(module in sys.modules for module in self.of_api_server)
 
 
 @dataclass(frozen=True)
@@ -212,12 +212,14 @@ class Counter:
         name: Its name in the state file and in ``/metrics``.
         meaning: One line, for ``explain``.
         is_maximum: Whether it is the greatest value seen instead of a count.
+        per_request: Whether every request of the server moves it.
         headline: The words after its value in the first line about a server. Empty if that line does not show it.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
+    per_request: bool = field(default=False, kw_only=True)
     headline: str = field(default="", kw_only=True)
 
 

@@ -29,7 +29,18 @@ from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Pin, Proces
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, fits, is_inside, package, theirs, verify
+from omni_fastpath.seams import (
+    MARK,
+    UPSTREAM,
+    SeamMovedError,
+    Slot,
+    elsewhere,
+    fits,
+    is_inside,
+    package,
+    theirs,
+    verify,
+)
 from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
 _Written = tuple[Slot, Any, Any]
@@ -334,7 +345,10 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    _write(written, slot, _around(slot, getattr(wrappers, name), patch))
+                    slots = (slot, *elsewhere(slot))
+                    ours = {id(each.raw()): _around(each, getattr(wrappers, name), patch) for each in reversed(slots)}
+                    for each in slots:
+                        _write(written, each, ours[id(each.raw())])
                 case Add(function=name):
                     _write(written, slot, getattr(wrappers, name))
     except Exception as error:

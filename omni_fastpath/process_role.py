@@ -47,9 +47,14 @@ def spawned_as() -> Literal["stage", "worker"] | None:
     return "worker" if _WORKER.match(name) else None
 
 
-def is_serve(arguments: Sequence[str]) -> bool:
-    """Whether these arguments, without the program, are those of ``vllm serve --omni``, headless or not."""
-    return arguments[:1] == ["serve"] and "--omni" in arguments
+def is_api_server(program: str) -> bool:
+    """Whether this is the module of vLLM-Omni's API server, as ``python -m`` names it or as a file."""
+    return program.replace("/", ".").removesuffix(".py").endswith("vllm_omni.entrypoints.openai.api_server")
+
+
+def is_serve(command: Sequence[str]) -> bool:
+    """Whether ``sys.argv`` is that of ``vllm serve --omni``, headless or not, or of vLLM-Omni's API server."""
+    return (command[1:2] == ["serve"] and "--omni" in command) or is_api_server(command[0] if command else "")
 
 
 def value(arguments: Sequence[str], option: str) -> str | None:

@@ -8,16 +8,18 @@ without its ``staticmethod`` would get a ``self``.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
 import inspect
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from omni_fastpath.declare import Add, Function, Pin, Reads, Replace, Seam
@@ -69,6 +71,10 @@ def find(seam: Seam) -> Slot:
         owner: Any = importlib.import_module(seam.module)
     except ImportError as error:
         raise SeamMovedError(f"{seam.path}: the module cannot be imported ({error})") from error
+    return _walk(seam, owner)
+
+
+def _walk(seam: Seam, owner: Any) -> Slot:
     *parents, name = seam.qualname.split(".")
     for parent in parents:
         found = getattr(owner, "__dict__", {}).get(parent, _ABSENT)
@@ -76,6 +82,27 @@ def find(seam: Seam) -> Slot:
             raise SeamMovedError(f"{seam.path}: {owner!r} has no {parent!r}")
         owner = found
     return Slot(seam, owner, name)
+
+
+def elsewhere(slot: Slot) -> list[Slot]:
+    """Other slots from which a program may call the function in a slot.
+
+    These are the slot in a copy of its module that runs as ``__main__`` (``python -m``), and the names by which loaded
+    modules imported a function of a module. This package's own modules are left out.
+    """
+    module, main = sys.modules[slot.seam.module], sys.modules["__main__"]
+    found = [slot]
+    if main is not module and getattr(module, "__file__", None) == getattr(main, "__file__", ""):
+        with contextlib.suppress(SeamMovedError):  # the copy has not been executed to this line yet
+            found += (each for each in (_walk(slot.seam, main),) if each.raw() is not _ABSENT)
+    named = [each.raw() for each in found if isinstance(each.owner, ModuleType)]
+    for other in list(sys.modules.values()) if named else ():
+        if isinstance(other, ModuleType) and other.__name__.partition(".")[0] != __name__.partition(".")[0]:
+            names = [name for name, value in list(vars(other).items()) if any(value is each for each in named)]
+            found += (Slot(slot.seam, other, name) for name in names)
+    distinct = {(id(each.owner), each.name): each for each in found}
+    del distinct[id(slot.owner), slot.name]
+    return list(distinct.values())
 
 
 @functools.cache

@@ -83,7 +83,7 @@ def _register_server() -> None:
     """Prepare a server, or any other process in which vLLM loads plugins and that is no stage."""
     # A server that was started by a stage of another server must not use that server's configuration.
     os.environ.pop(HANDOFF, None)
-    serves = process_role.is_serve(sys.argv[1:])
+    serves = process_role.is_serve(sys.argv)
     if process_role.master_off(os.environ):
         if serves:
             STARTUP.set_states("off", f"{process_role.MASTER}=0", "server")
@@ -164,7 +164,7 @@ class Startup:
     def on_missing(self, slot: tuple[str, str], why: object) -> None:
         """Handle the configuration without one of the three functions, which is missing or cannot be wrapped."""
         logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
-        is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv[1:])  # of vLLM alone
+        is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv)  # of vLLM alone
         if slot in (READER, HEADLESS if _role() == "headless" else PLANS) and not is_plain:
             self._gone = True
             self.before_stages(self._last or process_role.value(sys.argv[1:], "--deploy-config"), _role())
@@ -348,7 +348,7 @@ def _refuse(error: Exception) -> NoReturn:
     Upstream's orchestrator thread cannot end the process by an exception, and would log it with three tracebacks. It
     has spawned nothing yet.
     """
-    if process_role.is_serve(sys.argv[1:]):
+    if process_role.is_serve(sys.argv):
         refusal = f"omni-fastpath: start refused: {error}"
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(refusal) from None

@@ -248,7 +248,7 @@ class Publisher:
     """
 
     def __init__(self, process: Process, source: str | None) -> None:
-        serves = process is Process.SERVER and process_role.is_serve(sys.argv[1:])
+        serves = process is Process.SERVER and process_role.is_serve(sys.argv)
         stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
         # These do not change while the process runs.

@@ -54,6 +54,21 @@ def test_an_option_is_read_as_vllm_reads_it() -> None:
     assert (value(words, "--deploy-config"), value(words, "--served-model-name")) == ("a_b.yaml", "m_1")
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["vllm", "serve", "M", "--omni"], True),
+        (["/lib/vllm_omni/entrypoints/openai/api_server.py", "--model", "M"], True),
+        (["vllm", "serve", "M"], False),
+        (["/lib/vllm/entrypoints/openai/api_server.py"], False),
+        ([], False),
+    ],
+)
+def test_which_programs_serve(command: list[str], expected: bool) -> None:
+    """The command line of vLLM, and the API server's module, which ``python -m`` names as a file."""
+    assert process_role.is_serve(command) is expected
+
+
 # ---- Ids and threads ----
 
 

@@ -34,6 +34,8 @@ one takes ten times as long."""
 FEWEST = 50
 """First outputs that are needed for a 99th percentile."""
 SHARED_MEMORY = 0.8
+UNSEEN = 20
+"""Requests, or outputs of requests, that one patch has counted, after which another one must have counted some too."""
 HELD_BY_NOBODY = ("--max-num-queued-tokens",)
 """Options that vLLM-Omni accepts and that neither it nor a patch implements."""
 
@@ -222,6 +224,28 @@ def patch_not_serving(facts: Facts) -> Iterator[Finding]:
         for (name, state, reason), where in seen.items():
             what = f"{name} is {state} in process {', '.join(where)}: {reason}"
             yield Finding("error", server.subject, what, do, {"patch": name, "state": state, "processes": where})
+
+
+@_rule("patch-without-effect", threshold=f"{UNSEEN} requests or outputs seen by one applied patch, none by another")
+def patch_without_effect(facts: Facts) -> Iterator[Finding]:
+    """A patch is applied, but a copy of the function that it wraps is what runs."""
+    do = "Start the server with `vllm serve --omni`. If it was, please report this."
+    counters = {each.name: next((one.name for one in each.counters if one.per_request), "") for each in facts.patches}
+    unused = {each.name: [fit.without_api_server for fit in each.fits] for each in facts.patches}
+    for server in facts.servers:
+        for snapshot in server.snapshots:
+            applied = {
+                name: record["counters"]
+                for name, record in snapshot["patches"].items()
+                if counters.get(name) and record["state"] == State.APPLIED.value
+                # a patch says so itself where there is no API server
+                if not any(words and words in record["remarks"] for words in unused[name])
+            }
+            seen = max((found.get(counters[name], 0) for name, found in applied.items()), default=0)
+            for name, found in applied.items():
+                if seen >= UNSEEN and not any(found.values()):
+                    what = f"{name} is applied in process {snapshot['pid']} and has seen no request, others {seen}"
+                    yield Finding("error", server.subject, what, do, {"patch": name, "seen_by_others": seen})
 
 
 @_rule("option-not-held", threshold="a server was started with an option that vLLM-Omni accepts but does not implement")

@@ -78,7 +78,8 @@ class Server:
 
         ``model`` is None for an address, which may contain a password.
         """
-        given = self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
+        starts = (at for at, word in enumerate(self.command, 1) if word == "serve" or process_role.is_api_server(word))
+        given = self.command[next(starts, len(self.command)) :]
         first = next(iter(given), "-")
         model = process_role.value(given, "--model") if first.startswith("-") else first
         is_shown = model is not None and not {":", "@", "="} & {*model}
@@ -169,23 +170,25 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
 
 
 def started() -> dict[int, int]:
-    """The user ids of all processes whose command line is ``vllm serve ... --omni``, forks included, by process id."""
+    """The user ids of all processes that run vLLM's command line or vLLM-Omni's API server, forks included, by process id."""
     processes = (each for each in psutil.process_iter(["cmdline", "uids"]) if each.info["uids"] is not None)
     return {each.pid: each.info["uids"].real for each in processes if _is_server(each.info["cmdline"] or [])}
 
 
 def _is_server(command: Sequence[str]) -> bool:
-    """Whether Python runs vLLM's command line here.
+    """Whether Python runs vLLM's command line with ``serve --omni`` here, or the module of vLLM-Omni's API server.
 
     It does not in ``docker run``, ``tmux new`` or ``omni-fastpath ab ... -- vllm serve``, and ``vllm bench serve
     --omni`` is a client.
     """
-    if "serve" not in command or "--omni" not in command:
-        return False
-    at = command.index("serve")
-    if at < 2 or "python" not in Path(command[0]).name.lower() or "--" in command[:at]:
+    at = next((at for at, word in enumerate(command) if word == "serve" or process_role.is_api_server(word)), 0)
+    if at == 0 or "python" not in Path(command[0]).name.lower() or "--" in command[:at]:
         return False
     program = command[at - 1]
+    if command[at] != "serve":
+        return at == 1 or program == "-m"
+    if at == 1 or "--omni" not in command:
+        return False
     return Path(program).name in _PROGRAMS or program.endswith(_MODULES)
 
 

@@ -3,8 +3,9 @@
 What:
     With ``--max-num-queued-reqs N`` a request is admitted if it, the engine's unfinished requests and the admitted
     requests that have not reached the engine are at most N. Otherwise vLLM's ``QueueOverflowError`` is the answer, with
-    status 503 and vLLM's text and body. The answer has ``Retry-After: 1`` unless the request alone needs more than N.
-    The check precedes rendering, tokenizing and decoding. A place is reserved from the check until the engine counts
+    status 503 and vLLM's text and body. The answer has ``Retry-After`` (1 to 30 seconds) unless the
+    request alone needs more than N. The check precedes rendering, tokenizing and decoding. A place is reserved from
+    the check until the engine counts
     the request. A request stops counting when its answer ends or fails or its client disconnects, even if the engine
     still has the request, because upstream forgets a request whose answer was not read to its end only when Python
     collects the garbage. A request for ``n`` answers, or a batch of n, takes n places. Each request over a web socket
@@ -25,8 +26,9 @@ Scope:
     if ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
-    between, so that body is pinned. No class declares what is read of the application's state:
-    ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is recognized.
+    between, so that body is pinned. No class declares what is read of the application's state: ``args``,
+    ``engine_client`` and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is
+    recognized.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -40,9 +42,7 @@ from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Proce
 FASTAPI = "fastapi.applications"
 ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
-API_SERVER, CHAT, BATCH, SPEECH = (
-    f"{SERVING}.{name}" for name in ("api_server", "serving_chat", "batch_serving", "serving_speech")
-)
+CHAT, BATCH, SPEECH = (f"{SERVING}.{name}" for name in ("serving_chat", "batch_serving", "serving_speech"))
 CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 
@@ -54,7 +54,6 @@ def _fit(release: str) -> Fit:
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
         Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
         Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
-        Wrap(API_SERVER, "omni_init_app_state", wrapper="wrapped_init_app_state"),
         Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
         Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
         Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
@@ -85,7 +84,7 @@ PATCH = Patch(
     docs=__doc__,
     upstream_option="--max-num-queued-reqs",
     counters=(
-        Counter("admitted", "requests that were admitted"),
+        Counter("admitted", "requests that were admitted", per_request=True),
         Counter("refused", "requests that got a 503"),
         Counter("most_at_once", "most places that were taken, by unfinished and by admitted requests", is_maximum=True),
     ),

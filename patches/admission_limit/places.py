@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Collection
+from typing import Any
+
+from .retry import RetryAfter
 
 
 class Ticket:
@@ -15,16 +20,19 @@ class Ticket:
         reserved: Places for requests that the engine does not have yet.
         requests: Requests that the engine has or had.
         was_admitted: Whether it got places.
-        may_retry: Whether it was refused and may be admitted later.
+        taken_at: When it got places. None once they are given back.
+        retry_after_s: When to ask again, if it was refused and may be admitted later. Else 0.
     """
 
-    __slots__ = ("is_socket", "may_retry", "requests", "reserved", "was_admitted")
+    __slots__ = ("is_socket", "requests", "reserved", "retry_after_s", "taken_at", "was_admitted")
 
     def __init__(self, *, is_socket: bool = False) -> None:
         self.is_socket = is_socket
         self.reserved = 0
         self.requests: set[str] = set()
-        self.was_admitted = self.may_retry = False
+        self.was_admitted = False
+        self.taken_at: float | None = None
+        self.retry_after_s = 0
 
 
 class Places:
@@ -35,13 +43,17 @@ class Places:
 
     Args:
         counters: The patch's counters.
+        retry_after: When refused clients should ask again.
 
     Attributes:
         limit: The maximum number of taken places. None admits every request.
+        of: The state of the application whose limit was read last.
     """
 
-    def __init__(self, counters: dict[str, int]) -> None:
+    def __init__(self, counters: dict[str, int], retry_after: RetryAfter | None = None) -> None:
+        self._retry_after = retry_after or RetryAfter(time.monotonic, random.uniform)
         self.limit: int | None = None
+        self.of: Any = None
         self._unfinished: Collection[str] = ()
         self._left: set[str] = set()  # requests of ended connections that the engine still has
         self._reserved = 0
@@ -60,7 +72,8 @@ class Places:
         taken = len(self._unfinished) - len(self._left) + self._reserved + wanted
         if taken > self.limit:
             self._counters["refused"] += 1
-            ticket.may_retry = wanted <= self.limit
+            if wanted <= self.limit and not ticket.is_socket:
+                ticket.retry_after_s = self._retry_after.seconds(wanted, self.limit)
             return False
         self._counters["admitted"] += 1
         self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)
@@ -68,6 +81,7 @@ class Places:
             self._reserved += wanted
             ticket.reserved = wanted
             ticket.was_admitted = True
+            ticket.taken_at = self._retry_after.clock()
         return True
 
     def hand_over(self, ticket: Ticket, request: str) -> None:
@@ -84,3 +98,6 @@ class Places:
         self._reserved -= ticket.reserved
         ticket.reserved = 0
         self._left |= ticket.requests
+        if ticket.taken_at is not None:
+            self._retry_after.ended(ticket.taken_at)
+            ticket.taken_at = None

@@ -14,9 +14,6 @@ from omni_fastpath.ledger import AwaitedCall, Call, runtime, warn_once
 
 from .places import Places, Ticket
 
-_RETRY_AFTER = (b"retry-after", b"1")
-"""Seconds. A place becomes free whenever one of the running requests ends."""
-
 _runtime = runtime("admission_limit")
 _places = Places(_runtime.counters)
 _answering, _freeing = _runtime.guard("adding Retry-After"), _runtime.guard("freeing places")
@@ -35,13 +32,15 @@ def _admits(wanted: int) -> bool:
 # ---- The limit ----
 
 
-async def wrapped_init_app_state(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
-    """Apply the limit. Called once in each API server, when it has its engine."""
-    await wrapped(*args, **kwargs)
-    _open(*args, **kwargs)
+def _open(state: Any) -> None:
+    """Apply the limit of the application that is served, from its state, once.
 
-
-def _open(engine_client: Any, state: Any, args: Any) -> None:
+    Whichever copy of upstream's module made the application: the module may run as ``__main__``, or a program may have
+    its functions. The first call is ASGI's ``lifespan``, before any request.
+    """
+    if _places.of is state:
+        return
+    _places.of, args = state, getattr(state, "args", None)
     limit, servers = getattr(args, "max_num_queued_reqs", None), getattr(state, "api_server_count", 1)
     if getattr(args, "max_num_queued_tokens", None) is not None:
         warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
@@ -53,7 +52,7 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
             f"--max-num-queued-reqs {limit}: each of the {servers} API servers counts its own requests, "
             f"so that together they admit up to {servers * limit}"
         )
-    _places.open(limit, engine_client.request_states)
+    _places.open(limit, state.engine_client.request_states)
 
 
 # ---- A connection ----
@@ -64,6 +63,8 @@ async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) ->
     scope, receive, send = way_in.connection(*args, **kwargs)
     is_socket = scope["type"] == "websocket"
     counts = is_socket or (scope["type"] == "http" and scope["method"] == "POST")
+    if way_in.is_api_server(app):
+        _open(app.state)
     if _places.limit is None or not counts or not way_in.is_api_server(app):
         return await wrapped(*args, **kwargs)
     ticket = Ticket(is_socket=is_socket)
@@ -84,8 +85,10 @@ async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any
 
     async def answer(message: Any) -> None:
         with _answering:
-            if ticket.may_retry and message["type"] == "http.response.start" and message["status"] == 503:
-                message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
+            after_s = ticket.retry_after_s
+            if after_s and message["type"] == "http.response.start" and message["status"] == 503:
+                header = (b"retry-after", b"%d" % after_s)
+                message = {**message, "headers": [*message.get("headers", ()), header]}
         await send(message)
 
     await app(scope, heard, answer)
@@ -135,4 +138,5 @@ async def wrapped_sentence(wrapped: AwaitedCall, _instance: Any, args: Any, kwar
 
 def taken_off() -> None:
     """Admit every request from now on."""
+    _places.of = None
     _places.open(None)

@@ -100,7 +100,7 @@ PATCH = Patch(
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
     counters=(
-        Counter("items", "raw outputs processed", headline="outputs handled"),
+        Counter("items", "raw outputs processed", per_request=True, headline="outputs handled"),
         Counter("passes", "passes over a replica that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the queue was empty"),
         Counter("ended_routable", "passes that ended at a routable output with more queued"),

@@ -54,7 +54,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("raw_outputs", "raw outputs that were processed"),
+        Counter("raw_outputs", "raw outputs that were processed", per_request=True),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),
         Counter("messages", "messages taken from the stages' sockets"),
     ),

@@ -67,7 +67,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("submitted", "requests handed to the orchestrator"),
+        Counter("submitted", "requests handed to the orchestrator", per_request=True),
         Counter("requests", "complete requests for generation, including refused ones"),
         Counter("waits", "pauses of the outputs for requests"),
         Counter("waited_us", "length of these pauses in total, microseconds"),

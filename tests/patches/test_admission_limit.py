@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import LEDGER, AwaitedCall
+from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.admission_limit.places import Places, Ticket
+from omni_fastpath.patches.admission_limit.retry import RetryAfter
 from tests.patches.drive import engine_without_stages, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -104,7 +105,35 @@ def test_more_places_than_the_limit_are_refused_for_good() -> None:
     assert not places.take(more, 3)
     assert places.take(Ticket(), 1)
     assert not places.take(much, 2)
-    assert (more.may_retry, much.may_retry) == (False, True)
+    assert (more.retry_after_s, much.retry_after_s > 0) == (0, True)
+
+
+def test_refused_clients_are_told_when_places_will_be_free() -> None:
+    """One after the other by the mean time of an answer; spread; 1 to 30 s; the past and later answers count."""
+    now, factors = [100.0], iter([1.0] * 5 + [0.5, 1.5] + [1.0] * 100)
+    told = RetryAfter(lambda: now[0], lambda *_: next(factors))
+    for _ in range(200):
+        told.ended(now[0] - 3.9)  # with four places about one is free each second
+    assert [told.seconds(1, 4) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert [told.seconds(1, 4), told.seconds(1, 4)] == [3, 11]
+    assert told.seconds(4, 4) == 11
+    now[0] += 50
+    assert told.seconds(1, 4) == 1
+    assert [told.seconds(4, 4) for _ in range(20)][-1] == 30
+
+
+def test_an_answer_that_ended_counts_once_for_the_next_refusal() -> None:
+    """From its places until they are given back."""
+    now = [0.0]
+    told = RetryAfter(lambda: now[0], lambda *_: 1.0)
+    places = Places(dict.fromkeys(("admitted", "refused", "most_at_once"), 0), told)
+    places.open(1)
+    ticket = Ticket()
+    assert places.take(ticket, 1)
+    now[0] = 24.0
+    for _ in range(2):
+        places.give_back(ticket)
+    assert told.seconds(1, 1) == 9  # 8 s, and a sixteenth of 16 s more
 
 
 # ---- Upstream's routes ----
@@ -169,8 +198,9 @@ class Served:
 
         self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
         arguments = SimpleNamespace(max_num_queued_reqs=limit, max_num_queued_tokens=tokens)
-        given = (self.engine, self.state, arguments)
-        await wrappers.wrapped_init_app_state(AwaitedCall(lambda *_: asyncio.sleep(0)), None, given, {})
+        wrappers.taken_off()  # of what it was told before
+        arguments.log_error_stack = False
+        self.state.args, self.state.engine_client = arguments, self.engine
 
     async def answer(self) -> AsyncIterator[str]:
         """Record and forget a request as the engine's ``generate`` does."""
@@ -267,7 +297,8 @@ async def test_a_full_server_answers_as_vllm_does(served: Served, path: str, bod
     """The 503 has vLLM's body and a Retry-After header; no prompt is rendered, and no place is taken."""
     await served.start(under_way)
     status, headers, text = await served.ask(path, body)
-    assert (status, json.loads(text), headers.get(b"retry-after")) == (503, _busy(), b"1")
+    assert (status, json.loads(text)) == (503, _busy())
+    assert 1 <= int(headers[b"retry-after"]) <= 30
     assert served.rendered == 0
     assert _counters() == (0, 1, 0)
 
@@ -354,7 +385,6 @@ def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) ->
     served.go.set()
 
     async def answered(path: str, body: bytes, headers: list[Any], under_way: int, limit: int | None) -> Any:
-        wrappers.taken_off()  # of what it was told before
         await served.start(under_way, limit)
         try:
             status, _, text = await served.ask(path, body, headers=[(b"content-type", b"application/json"), *headers])
@@ -392,6 +422,8 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     monkeypatch.setattr(wrappers, "warn_once", said.append)
     served.go.set()
     await served.start(100, limit=None, tokens=7)
+    lifespan = {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
+    await served._serve(*lifespan)
     entry = LEDGER.named("admission_limit")
     assert entry.state is State.NOT_APPLICABLE
     assert "--max-num-queued-reqs" in entry.reason
@@ -399,4 +431,21 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     assert _counters() == (0, 0, 0)
     served.state.api_server_count = 2
     await served.start(limit=8)
+    await served._serve(*lifespan)
     assert [("tokens has no effect" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]
+
+
+async def test_the_limit_holds_whatever_copy_made_the_application(served: Served) -> None:
+    """Also where a second copy of the API server's module runs, and no function of the first one is called."""
+    api_server = importlib.import_module("vllm_omni.entrypoints.openai.api_server")
+    spec = importlib.util.spec_from_file_location("__main__copy", api_server.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    made = set(map(id, served.app.router.routes))
+    served.app.router.routes[:] = [each for each in served.app.router.routes if each.path == "/v1/made"]
+    served.app.include_router(copy.router)
+    assert not made >= set(map(id, served.app.router.routes))
+    await served.start(LIMIT)
+    assert (await served.ask(CHAT, ONE))[0] == 503

@@ -123,11 +123,9 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         if is_installed("admission_limit"):
             from omni_fastpath.patches.admission_limit import wrappers
 
-            entry, opens = LEDGER.named("admission_limit"), wrappers.wrapped_init_app_state
-            begin = entry.guarded(opens, "the beginning", lambda *_: True)
+            wrappers._places.of = None
             wrappers._places._reserved = 0  # an error in giving back leaves it, after which nobody is asked
-            limit = SimpleNamespace(max_num_queued_reqs=LIMIT)
-            await begin(lambda *_: asyncio.sleep(0), None, (served.engine, served.state, limit), {})
+            served.state.args.max_num_queued_reqs, served.state.engine_client = LIMIT, served.engine
         for path in (CHAT, "/v1/made"):
             await ask(path, ONE)
         [said] = await served.speak()

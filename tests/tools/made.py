@@ -15,8 +15,9 @@ from tests.fakes.upstream import patch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats"),))
-FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
+DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats", per_request=True),))
+FLUTE = patch("flute", counters=(Counter("notes", "notes", per_request=True),), default_on=False)
+FLUTE = dataclasses.replace(FLUTE, rows=(dataclasses.replace(FLUTE.fits[0], without_api_server="no API server here"),))
 PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 
 

@@ -35,6 +35,12 @@ def started(*arguments: str, state: str = "applied") -> Facts:
     return serving(command=(*SERVER.command, *arguments), snapshots=server.snapshots)
 
 
+def both(count: int, beats: int = 20, reason: str = "") -> Facts:
+    """Both patches applied, with these counters."""
+    notes = {**record(count=count), "remarks": reason}
+    return saying(patches={"drum": record(count=beats), "flute": notes})
+
+
 UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0"
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
 
@@ -91,6 +97,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "variable-unknown": (lambda: shell(OMNI_FASTPATH_DRUMM="1"), "warning", "did you mean 'OMNI_FASTPATH_DRUM'?"),
     "key-misspelt": (lambda: dataclasses.replace(HEALTHY, misspelt=[("x", "fast_path")]), "warning", "'fastpath'?"),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
+    "patch-without-effect": (lambda: both(0), "error", "flute is applied in process 10 and has seen no request"),
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni accepts but ignores"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full (front end 0.50, orchestrator 0.40),"),
     "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: p99 0.30 s; p99 of the part"),
@@ -226,6 +233,11 @@ def test_an_option_is_held_where_its_patch_serves(state: str, found: list[str]) 
     """An option that neither a patch nor upstream enforces is a finding."""
     assert [each.id for each in judge(started("--most-beats", "7", state=state))] == found
     assert judge(started(state=state)) == []
+
+
+def test_an_applied_patch_has_seen_what_others_have() -> None:
+    """From 20 requests on, unless it has said that there is no API server."""
+    assert judge(both(1)) == judge(both(0, beats=19)) == judge(both(0, reason="no API server here")) == []
 
 
 def test_off_is_no_error() -> None:
