@@ -22,7 +22,7 @@ from tests.simulated_device import raw_outputs
 
 pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
-FAST = {"*": {"base_ms": 4, "max_frames": 60}, "talker": {"frames_per_token": 2}}
+FAST = {"*": {"base_ms": 4, "saturating_ms": 0, "max_frames": 60}, "talker": {"alone_ms": 0, "frames_per_token": 2}}
 
 CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
