@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab server save-queue clean
+.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab calibration server save-queue clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -56,6 +56,9 @@ matrix: setup ## our built wheel on the other releases that are served; RELEASE=
 
 ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
+
+calibration: setup ## stock's server on the simulated H100 against public tables; an hour, ARGS="--short" half of it
+	@$(VENV_PYTHON) -W ignore -m benchmarks.calibration $(ARGS)
 
 server: setup ## the whole server on light engines, stock and fastpath
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
