@@ -21,7 +21,6 @@ import tokenizers
 import yaml
 
 from benchmarks.rigs import whole_server
-from benchmarks.server.audio_in import brings_audio
 from omni_fastpath.tools.ab.capture import Capture, Piece, Request
 from omni_simulated_device import config
 from omni_simulated_device.light import behaviour, wire
@@ -66,7 +65,7 @@ def limit_of(
         starts_s: Open loop: when each begins.
 
     Raises:
-        ValueError: Neither or both loops are asked for, or a request brings a recording.
+        ValueError: Neither or both loops are asked for.
     """
     if (streams is None) == (starts_s is None):
         raise ValueError("one of streams and starts_s, not both")
@@ -220,8 +219,6 @@ def _described(model: str, request: Request) -> tuple[list[int], dict[str, Any],
         tokens = len(_tokenizer(model).encode(text).ids) + _SPEECH_TOKENS
         return [1] * tokens, {name: [value] for name, value in {**told, "instruct": ""}.items()}, {0, 1}
     [message] = body["messages"]
-    if brings_audio(request):
-        raise ValueError("a request brings a recording, whose tokens only a server counts")
     text = f"<|im_start|>user\n{message['content']}<|im_end|>\n<|im_start|>assistant\n"
     stages = {0, 1, 2} if "audio" in body["modalities"] else {0}
     return _tokenizer(model).encode(text).ids, {}, stages

@@ -34,7 +34,7 @@ def recorded(
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The answers, and every raw output behind them."""
     variables = raw_outputs.plugin(folder / f"{kind}-{device}")
-    environment = {**whole_server.environment(arm, FAST, light=device == "light"), **variables}
+    environment = {**whole_server.environment(arm, {"stages": FAST}, light=device == "light"), **variables}
     with Server(whole_server.model_folder(kind), whole_server.deploy(deploy), environment=environment) as server:
         captures = run_closed_loop(server.url, requests, 1)
         time.sleep(server_arms.STATE_FILES_SETTLE_S)

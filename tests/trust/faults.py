@@ -302,7 +302,7 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
 
 
 def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Served:
-    environment = whole_server.environment(arm, STAGES, light=world.light)
+    environment = whole_server.environment(arm, {"stages": STAGES}, light=world.light)
     environment["VLLM_OMNI_INPUT_WAIT_TIMEOUT_S"] = str(CHUNK_WAIT_S)
     environment["PYTHONPATH"] = injected.plugin(work / arm.name)
     environment[broken.VARIABLE] = str(work / arm.name / "breaks")

@@ -66,9 +66,9 @@ REST_S = 15.0
 
 STOCK = "stock"
 SIDES: Mapping[str, tuple[ServerArm, float]] = {
-    STOCK: (ARMS[STOCK], 0.8),
-    "fastpath": (ARMS["fastpath"], 0.8),
-    "beyond": (dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
+    STOCK: (ARMS["poll"], 0.8),
+    "fastpath": (ARMS["default"], 0.8),
+    "beyond": (dataclasses.replace(ARMS["default"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
 }
 """The arm of each side, and its load as a multiple of the capacity."""
 MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
@@ -93,8 +93,8 @@ class Watched:
         self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
         deploy = folder / f"{name}.yaml"
         text = whole_server.deploy("qwen3_omni.yaml").read_text()
-        deploy.write_text(text.replace("max_num_seqs: 128", f"max_num_seqs: {SLOTS}"))
-        environment = {**whole_server.environment(arm, STEPS), **counts.plugin(self._plugin)}
+        deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
+        environment = {**whole_server.environment(arm, {"stages": STEPS}), **counts.plugin(self._plugin)}
         model = whole_server.model_folder("qwen3_omni")
         self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 from rich.console import Console
 
-from benchmarks.rigs import about, results, server_arms, user_arms, whole_server
+from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.captures import in_flight
@@ -363,7 +363,7 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
     server = Server(
         whole_server.model_folder(model.name),
         whole_server.deploy(model.deploy),
-        environment=whole_server.environment(replace(arm, event_driven=model.event_driven), STAGES),
+        environment=whole_server.environment(replace(arm, event_driven=model.event_driven), {"stages": STAGES}),
         arguments=model.arguments,
         log_path=results.FOLDER.resolve() / "parity-logs" / f"{model.name}-{arm.name}.log",
     )
@@ -383,7 +383,7 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
         found = server_arms.prove(server, arm, roles)["api"].patches
     if arm.on:
-        user_arms.check_engaged({}, {name: each.counters or {} for name, each in found.items()}, len(parts[1][0]) // 2)
+        server_arms.check_engaged({name: each.counters or {} for name, each in found.items()}, len(parts[1][0]) // 2)
     return Start(answers, counters)
 
 

@@ -48,7 +48,7 @@ CLOSE_S = 5.0
 NICE = -10
 
 LAST_WORDS = "%s: %d steps, %.0f us of work each, late by %.2f ms (half of them), %.2f ms (99 of 100), %.2f ms at most"
-"""What an engine logs at its end: a benchmark must know whether its instrument kept time."""
+"""What an engine logs at its end, and after SIGUSR1: a benchmark must know whether its instrument kept time."""
 
 UTILITIES: dict[str, Any] = {
     "get_supported_tasks": ["generate"],
@@ -162,6 +162,15 @@ class Host:
         self._clock.run()
         thread.join(CLOSE_S)
         self._context.destroy(linger=0)
+
+    def report(self, *_signal: object) -> None:
+        """Let each engine say how late it was since it last did; in the clock's thread."""
+        for connection in {id(each): each for each in list(self._by_socket.values())}.values():
+            if connection.engine is not None:
+                engine, sender = connection.engine
+                report(connection.spec.name, engine, sender)
+                sender.late_s.clear()
+        logger.info("all engines have said how late they were")
 
     def _receive(self) -> None:
         self._poller.register(self._control.fileno(), zmq.POLLIN)
@@ -300,7 +309,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     logger.info("ready")
-    Host(control).run()
+    host = Host(control)
+    signal.signal(signal.SIGUSR1, host.report)
+    host.run()
 
 
 if __name__ == "__main__":
