@@ -36,10 +36,9 @@ from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.captures import run_closed_loop, ttfp_s, ttft_s
 from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.server import Server
-from benchmarks.server import threads
 from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import BYTES_A_SECOND
-from benchmarks.server.measure import api_processes, kept_time
+from benchmarks.server.measure import kept_time, used_s
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
 
 START_S = 30.0
@@ -189,13 +188,12 @@ def measure(row: Row, level: Level, arm: ServerArm) -> tuple[Sequence[Capture], 
         with Server(model, deploy, environment=environment, arguments=arm.arguments, log_path=log) as server:
             server_arms.prove(server, arm, {"api", "engines"})
             run_closed_loop(server.url, row.asked(WARM))
-            before, mine_s = threads.used(api_processes(server)), time.process_time()
+            before, mine_s = used_s(server), time.process_time()
             captures = whole_server.checked(run(server.url, requests, *level.loop.values()))
-            after, mine_s = threads.used(before), time.process_time() - mine_s
+            api_s, mine_s = used_s(server) - before, time.process_time() - mine_s
         late_ms = max(each["late_p99_ms"] for each in kept_time(log).values())
-    began, ended = (sum(sum(each.values()) for each in used.values()) for used in (before, after))
     span_s = _span_s(captures)
-    return captures, {"api": (ended - began) / span_s, "client": mine_s / span_s, "late_p99_ms": late_ms}
+    return captures, {"api": api_s / span_s, "client": mine_s / span_s, "late_p99_ms": late_ms}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -207,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rows", default="1,2,3,4,5,6", help="which of them, with commas")
     parser.add_argument("--short", action="store_true", help="two waves of each level at most")
-    parser.add_argument("--arm", choices=ARMS, default="stock", help="as benchmarks.server has them")
+    parser.add_argument("--arm", choices=ARMS, default="poll", help="as benchmarks.server has them")
     options = parser.parse_args(argv)
     asked = [(row, level) for row in rows() if str(row.number) in options.rows.split(",") for level in row.levels]
     if options.short:

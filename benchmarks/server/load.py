@@ -161,7 +161,7 @@ class Load:
     def limit(self, level: float) -> list[Capture]:
         """What the GPUs allow of a level."""
         loop = {"starts_s": self.starts_s(level)} if self.loop == "open" else {"streams": int(level)}
-        return limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop)  # type: ignore[arg-type]
+        return limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop)
 
     def __str__(self) -> str:
         """As a table's title has it."""
