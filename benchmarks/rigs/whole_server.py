@@ -52,9 +52,10 @@ def model_folder(kind: str) -> Path:
     """
     import omni_simulated_device
 
-    writer = (Path(omni_simulated_device.__file__).parent / "models.py").read_bytes()
+    package = Path(omni_simulated_device.__file__).parent
+    writers = [path.read_bytes() for path in (package / "models.py", *sorted(package.glob("configs/*.json")))]
     versions = [f"{name} {installed_release(name)}" for name in ("transformers", "tokenizers")]
-    digest = hashlib.sha256(b"\n".join([writer, *map(str.encode, versions)])).hexdigest()[:12]
+    digest = hashlib.sha256(b"\n".join([*writers, *map(str.encode, versions)])).hexdigest()[:12]
     folder = CACHE / f"{kind}-{digest}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
