@@ -33,7 +33,8 @@ def test_one_request_takes_its_steps() -> None:
     [found] = limit_of([ASKED], "qwen3_omni", "qwen3_omni.yaml", DEVICE, streams=1)
     assert times_ms(found) == TIMES_MS
     assert [len(piece.audio) for piece in found.audio_pieces] == [4 * 3840, 2 * 3840]
-    assert (found.succeeded, found.e2e_s) == (True, pytest.approx(TIMES_MS["audio"][-1] / 1000))
+    assert found.succeeded
+    assert found.e2e_s == pytest.approx(TIMES_MS["audio"][-1] / 1000)
 
 
 def test_replicas_take_turns() -> None:
