@@ -16,7 +16,6 @@ equal ones would end and begin together, in bursts.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -30,7 +29,6 @@ from typing import Any
 import msgspec
 import yaml
 
-import omni_simulated_device
 from benchmarks.limit import limit_of
 from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.captures import run_closed_loop, ttfp_s, ttft_s
@@ -38,7 +36,7 @@ from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import BYTES_A_SECOND
-from benchmarks.server.measure import kept_time, used_s
+from benchmarks.server.measure import LATE_MS, WARM_TOKENS, kept_time, used_s
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
 
 START_S = 30.0
@@ -46,8 +44,6 @@ START_S = 30.0
 WARM = 5
 ROLE_TOKENS = 8
 """What the chat template adds to a message."""
-LATE_MS = 5.0
-"""Where 99 of 100 steps of an engine are not within this, a level measured this machine."""
 
 LEFT_OUT = """Light engines leave out: copies of hidden states and codes from the GPU, their way through connectors (20
 MB for a prompt of 2,500 tokens), the save thread's waits for them, and all Python of stage processes. So save_queue_cap
@@ -178,16 +174,14 @@ def devices(row: Row, level: Level) -> list[Capture]:
 
 def measure(row: Row, level: Level, arm: ServerArm) -> tuple[Sequence[Capture], dict[str, float]]:
     """One server: what came back; the cores of API process and client; how late the engines were, milliseconds."""
-    environment = server_arms.environment(arm)
-    environment[omni_simulated_device.ENABLE_VARIABLE] = "light"
-    environment[omni_simulated_device.CONFIG_VARIABLE] = json.dumps(row.device(level))
+    environment = whole_server.environment(arm, row.device(level), light=True)
     model, deploy = whole_server.model_folder(row.model), whole_server.deploy(row.deploy)
     requests, run = row.asked(level.requests), run_open_loop if level.open else run_closed_loop
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with Server(model, deploy, environment=environment, arguments=arm.arguments, log_path=log) as server:
             server_arms.prove(server, arm, {"api", "engines"})
-            run_closed_loop(server.url, row.asked(WARM))
+            run_closed_loop(server.url, replace(row, tokens=WARM_TOKENS).asked(WARM), WARM)
             before, mine_s = used_s(server), time.process_time()
             captures = whole_server.checked(run(server.url, requests, *level.loop.values()))
             api_s, mine_s = used_s(server) - before, time.process_time() - mine_s
@@ -221,30 +215,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = {name: (MEASURES[name](limit), MEASURES[name](captures)) for name in level.public}
         results.save("calibration", {"arm": options.arm, "row": row, "level": level, "found": found, **machine})
         late = f"{machine['late_p99_ms']:.1f}{'!' if machine['late_p99_ms'] > LATE_MS else ''}"
+        cores = [f"{machine[name]:.2f}" for name in ("api", "client")]
         for name, public in level.public.items():
             allowed, ours = row.tolerance[name], found[name][1]
             within = abs(ours / public - 1) <= allowed
             missed += name in MUST and not within
             values = [f"{each:.3g}" for each in (public, *found[name], ours / public)]
             said = f"{'within' if within else 'NOT within'} {allowed:.0%}{'' if name in MUST else ' (beside)'}"
-            table.append(
-                [row.title, load, name, *values, said, f"{machine['api']:.2f}", f"{machine['client']:.2f}", late]
-            )
+            table.append([row.title, load, name, *values, said, *cores, late])
         table.append([])
-    columns = (
-        "row",
-        "streams",
-        "measure",
-        "public",
-        "limit",
-        "ours",
-        "ours / public",
-        "",
-        "API, cores",
-        "client",
-        "late, ms",
+    columns = "row, streams, measure, public, limit, ours, ours / public, verdict, API cores, client cores, late ms"
+    results.show(
+        f"{options.arm} on light engines against public tables; late: p99 of the worst engine",
+        columns.split(", "),
+        table,
     )
-    results.show(f"{options.arm} on light engines against public tables; late: p99 of the worst engine", columns, table)
     print(LEFT_OUT, f"!: more than {LATE_MS:g} ms, so that this machine was measured. {about.line()}", sep="\n")
     return int(missed > 0)
 
