@@ -112,10 +112,12 @@ class Sender:
 
     def prepare(self, step: Step) -> None:
         """Encode what will be sent, one raw output for each client that has any."""
-        by_client: dict[int, list[Part]] = {client: [] for client, _ in step.aborted}
+        by_client: dict[int, list[Part]] = {}
         for part in step.parts:
             if part.answer.finish is not None or not self._spec.ends_only:
                 by_client.setdefault(part.live.request.client, []).append(part)
+        for client, _ in step.aborted:
+            by_client.setdefault(client, [])
         stats = self._stats(step.due, step.live)
         if stats is not None and not by_client:
             by_client[0] = []
