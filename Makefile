@@ -9,7 +9,7 @@ SHELL := /bin/bash
 setup:
 	@bash scripts/setup.sh
 
-demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; six minutes
+demo: setup ## what the package is for: a node on light engines, stock and fastpath, side by side; five minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
@@ -60,7 +60,7 @@ ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS=
 calibration: setup ## stock's server on the simulated H100 against public tables; an hour, ARGS="--short" half of it
 	@$(VENV_PYTHON) -W ignore -m benchmarks.calibration $(ARGS)
 
-server: setup ## the whole server on light engines, stock and fastpath
+server: setup ## the whole server on light engines: layouts, loads, arms, parts, capacity (ARGS="--help")
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
 
 bench: setup ## what each seam costs, stock and fastpath; four minutes. ARGS are pytest's: ARGS="--benchmark-save base", ARGS="-k dispatch"
