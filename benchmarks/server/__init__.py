@@ -17,19 +17,19 @@ Qwen3-Omni by streamed chat; ``tts``, ``tts-4x``, ``tts-8x`` of Qwen3-TTS by str
 answer is text with 0.40 s of audio for each token, as issue #4561 shows, or text alone. Closed loop: the first requests
 start at once, later ones as earlier ones end. Open loop: requests arrive at a rate, at the same times for every arm.
 
-Arms: ``poll`` (stock's poll loop), ``event`` (its event-driven one, the default of 0.32), ``default`` (OMNI_FASTPATH=1);
-the default set with one opt-in patch more (``with-PATCH``), with one patch or one part of a patch less (``without-NAME``:
-what requires it is off too), with another order of ``budgeted_drain``; each patch alone with what it requires
-(``only-PATCH``). Each with two API processes too (``-2api``), and ``a+b`` is both. Parts have no options: an object of
-the patch is replaced in the server (`omni_simulated_device.without`), and its log must say so.
+Arms: ``poll`` (stock's poll loop), ``event`` (its event-driven one, the default of 0.32) and ``default``
+(OMNI_FASTPATH=1); the default set with one opt-in patch more (``with-PATCH``), with one patch or one part of a patch
+less (``without-NAME``: what requires it is off too), with another order of ``budgeted_drain``; each patch alone with
+what it requires (``only-PATCH``). Each with two API processes too (``-2api``), and ``a+b`` is both. Parts have no
+options: an object of the patch is replaced in the server (`omni_simulated_device.without`), and its log must say so.
 
-The limit is what the same engines give with no server around them (`benchmarks.limit`). ``--capacity``: the most streams
-at which first audio and underrun stay near it, found by halves, one server for all.
+The limit is what the same engines give with no server around them (`benchmarks.limit`). ``--capacity``: the most
+streams at which first audio and underrun stay near it, found by halves, one server for all.
 
 Each start is a server of its own, for all levels; arms alternate, and each is proved by its state files, those of the
-light engines included, whose counters must say that payloads were kept back as the arm's ``forward_gate`` asks. How late
-engines and client were is measured at each level: one at which either lacked a processor measured this machine and gets
-no verdict. Verdicts are those of ``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its own, in
-which first audio (p50) is primary, of text alone first text. ``--resume NAME`` goes on with ``results/NAME.jsonl``: a
-start that is there of the same load counts, and one that was cut off is made again.
+light engines included, whose counters must say that payloads were kept back as the arm's ``forward_gate`` asks. How
+late engines and client were is measured at each level: one at which either lacked a processor measured this machine and
+gets no verdict. Verdicts are those of ``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its
+own, in which first audio (p50) is primary, of text alone first text. ``--resume NAME`` goes on with
+``results/NAME.jsonl``: a start that is there of the same load counts, and one that was cut off is made again.
 """

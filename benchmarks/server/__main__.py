@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         arms, starts, shown = (default, *(options.arms or parts()), default), options.starts or PARTS_STARTS, show_parts
     name, goes_on = options.resume or "server", options.resume is not None
     found = run(name, arms, starts, load, host, goes_on=goes_on, minutes=options.minutes, of_start=of_start)
-    shown(found, load, host)
+    if found := {arm: each for arm, each in found.items() if each}:
+        shown(found, load, host)
 
 
 def _parser() -> argparse.ArgumentParser:
