@@ -28,7 +28,14 @@ _DRAIN = "OMNI_FASTPATH_BUDGETED_DRAIN__"
 _2API = ("--api-server-count", "2")
 
 _PATCHES = {
-    **{f"without-{patch.name}": {**_ON, patch.env: "0"} for patch in PATCHES if patch.default_on},
+    **{
+        f"without-{patch.name}": {
+            **_ON,
+            **{each.env: "0" for each in PATCHES if each is patch or patch.name in each.requires},
+        }
+        for patch in PATCHES
+        if patch.default_on
+    },
     **{f"with-{patch.name}": {**_ON, patch.env: "1"} for patch in PATCHES if not patch.default_on},
     **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},
 }
