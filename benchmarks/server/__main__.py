@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.capacity:
         starts, of_start, shown = options.starts or 1, capacity, show_capacity
     elif options.parts:
-        default = ARMS["default"]  # first and last in each turn, so that its own starts tell how much starts differ
-        arms, starts, shown = (default, *(options.arms or parts()), default), options.starts or PARTS_STARTS, show_parts
+        [base] = options.parts  # first and last in each turn, so that its own starts tell how much starts differ
+        arms, starts, shown = (base, *(options.arms or parts()), base), options.starts or PARTS_STARTS, show_parts
     name, goes_on = options.resume or "server", options.resume is not None
     found = run(name, arms, starts, load, host, goes_on=goes_on, minutes=options.minutes, of_start=of_start)
     if found := {arm: each for arm, each in found.items() if each}:
@@ -74,7 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", type=named, help="with commas; a+b is both; --help-arms names them")
     parser.add_argument("--help-arms", action="version", version="\n".join(ARMS))
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--parts", action="store_true", help="the default set against itself with one part out")
+    what.add_argument(
+        "--parts",
+        type=named,
+        nargs="?",
+        const=(ARMS["default"],),
+        metavar="ARM",
+        help="the default set, or this arm, against itself with one part out, or against --arms",
+    )
     what.add_argument("--capacity", action="store_true", help="the most streams that each arm bears")
     parser.add_argument(
         "--starts", type=int, help=f"of each arm: {verdict.STARTS}, with --parts {PARTS_STARTS}, with --capacity 1"

@@ -77,6 +77,8 @@ def _combined(text: str) -> ServerArm:
     environment = {name: value for arm in arms for name, value in arm.environment.items()}
     if len(taken_out := [arm.environment[WITHOUT_VARIABLE] for arm in arms if WITHOUT_VARIABLE in arm.environment]) > 1:
         environment[WITHOUT_VARIABLE] = ",".join(taken_out)
+    if "only-" in text:
+        environment.pop("OMNI_FASTPATH", None)
     event_driven = next((arm.event_driven for arm in arms if arm.event_driven is not None), None)
     return ServerArm(text, environment, event_driven, max((arm.arguments for arm in arms), key=len))
 

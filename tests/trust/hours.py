@@ -47,9 +47,10 @@ from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, send, session
-from tests.trust import SHARED_MEMORY, counts
+from tests.trust import FLAT, SHARED_MEMORY, counts
 
 STEPS = {
+    "*": FLAT,
     "thinker": {"base_ms": 120},
     "talker": {"base_ms": 100, "min_frames": 8, "max_frames": 30},
     "code2wav": {"base_ms": 80},

@@ -34,11 +34,12 @@ from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.captures import in_flight
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, positive
-from tests.trust import kinds
+from tests.trust import FLAT, kinds
 from tests.trust.kinds import Asked, Kinds
 
 STREAMS = 6
-STAGES = {name: {"base_ms": ms} for name, ms in (("thinker", 12), ("talker", 10), ("qwen3_tts", 3), ("code2wav", 5))}
+STEPS_MS = {"thinker": 12, "talker": 10, "qwen3_tts": 3, "code2wav": 5}
+STAGES = {"*": FLAT, **{name: {"base_ms": ms} for name, ms in STEPS_MS.items()}}
 """Step times that stock sustains on two cores. With shorter ones it loses audio."""
 LOST = "without the end of its audio"
 
