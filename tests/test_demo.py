@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.server import report
+from benchmarks.rigs import results, whole_server
+from benchmarks.server import measure, report
+from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import USUAL_HOST
@@ -68,6 +72,46 @@ def test_a_part_is_starred_where_no_start_is_within_those_of_the_default_set(
     report.show_parts({"default": base, "without-a": beyond, "without-b": within}, Load(levels=(8,)), USUAL_HOST)
     rows = {line.split()[1].strip(","): line for line in capsys.readouterr().out.splitlines() if "without-" in line}
     assert {name: "*" in row for name, row in rows.items()} == {"without-a": True, "without-b": False}
+
+
+@pytest.mark.parametrize(("holds", "found"), [(0, 0), (8, 8), (100, 100), (1000, measure.LADDER[-1])])
+def test_capacity_is_the_most_streams_that_are_borne(monkeypatch: pytest.MonkeyPatch, holds: int, found: int) -> None:
+    """Found by halves on one server: both ends of the ladder, and a rung between them."""
+
+    def level(_server: Any, _load: Load, streams: float, _log: Path) -> tuple[dict[Figure, float], list[Capture]]:
+        return {Figure.AUDIO_P99: 100.0, Figure.DRY_P99: 150.0 if streams <= holds else 151.0}, []
+
+    monkeypatch.setattr(measure, "serving", lambda *_: nullcontext())
+    monkeypatch.setattr(measure, "run_level", level)
+    monkeypatch.setattr(measure, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
+    said = measure.capacity(ARMS["poll"], LOAD, Path(), Path())
+    assert said["capacity"] == found
+    assert len(said["figures"]) <= 5
+
+
+def test_a_run_goes_on_where_it_was_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Starts of the same load count, those of another do not, and a line that was cut off is made again."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(whole_server, "model_folder", Path)
+    made: list[str] = []
+
+    def measured(arm: ServerArm, _model: Path, _log: Path) -> dict[str, Any]:
+        made.append(arm.name)
+        return {}
+
+    def go_on(of: Mapping[str, Any], starts: int = 2) -> list[int]:
+        arms = (ARMS["default"], ARMS["poll"], ARMS["default"])
+        found = whole_server.run_starts("r", arms, starts, "m", measured, of=of)
+        return list(map(len, found.values()))
+
+    assert go_on({"load": LOAD}, 1) == [2, 1]
+    with (tmp_path / "r.jsonl").open("a") as file:
+        file.write('{"arm": "poll", "of"')
+    assert go_on({"load": LOAD}) == [4, 2]
+    assert made == ["default", "poll", "default", "default", "poll", "default"]
+    assert go_on({"load": LOAD}) == [4, 2]
+    assert len(made) == 6
+    assert go_on({"load": Load(levels=(8,))}, 1) == [2, 1]
 
 
 def test_pauses_in_text_and_in_audio_are_told_apart() -> None:

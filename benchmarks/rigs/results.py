@@ -26,8 +26,10 @@ def save(name: str, found: Mapping[str, Any]) -> None:
     A line that has been read and is written again keeps what it said of them.
     """
     FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"about": about(), **found}, default=dataclasses.asdict) + "\n")
+    path = FOLDER / f"{name}.jsonl"
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut_off + json.dumps({"about": about(), **found}, default=dataclasses.asdict) + "\n")
 
 
 def read(name: str) -> list[dict[str, Any]]:
