@@ -27,7 +27,7 @@ PARTS_FIGURES = (
 def show(found: Found, load: Load, host: Host) -> None:
     """A row for each level and figure: medians, the limit, the widest ratio of an arm's starts; verdicts."""
     rows: list[list[str]] = []
-    last = list(found)[-1]
+    last = "default" if "default" in found else list(found)[-1]
     for level in load.levels:
         limit = figures(load.limit(level))
         for name in Figure:
