@@ -91,7 +91,7 @@ def test_light_engines_are_alike(tmp_path: Path, kind: str, deploy: str, request
 def test_the_limit_has_the_servers_answers(kind: str, deploy: str, requests: Sequence[Request]) -> None:
     """As much text, and audio pieces as long, as a light server's clients get."""
     device = {"stages": {"talker": {"frames_per_token": 2}}}
-    environment = whole_server.environment(Arm("stock"), device["stages"], light=True)
+    environment = whole_server.environment(Arm("stock"), device, light=True)
     with Server(whole_server.model_folder(kind), whole_server.deploy(deploy), environment=environment) as server:
         captures = run_closed_loop(server.url, requests, 1)
     found = limit_of(requests, kind, deploy, device, streams=1)
