@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab server save-queue clean
+.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab calibration server save-queue clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -9,7 +9,7 @@ SHELL := /bin/bash
 setup:
 	@bash scripts/setup.sh
 
-demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; six minutes
+demo: setup ## what the package is for: a node on light engines, stock and fastpath, side by side; five minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
@@ -57,7 +57,10 @@ matrix: setup ## our built wheel on the other releases that are served; RELEASE=
 ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
 
-server: setup ## the whole server on light engines, stock and fastpath
+calibration: setup ## stock's server on the simulated H100 against public tables; an hour, ARGS="--short" half of it
+	@$(VENV_PYTHON) -W ignore -m benchmarks.calibration $(ARGS)
+
+server: setup ## the whole server on light engines: layouts, loads, arms, parts, capacity (ARGS="--help")
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
 
 bench: setup ## what each seam costs, stock and fastpath; four minutes. ARGS are pytest's: ARGS="--benchmark-save base", ARGS="-k dispatch"

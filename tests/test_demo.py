@@ -1,65 +1,122 @@
-"""The table and the picture of the demo, and the figures of ``benchmarks.server``. No server is started."""
+"""The tables of ``benchmarks.server`` and the demo, and their figures. No server is started."""
 
 from __future__ import annotations
 
-import io
-import math
-import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.demo import report
-from benchmarks.demo.load import paced, waves
-from benchmarks.demo.measure import ROWS, Name, Start, measures, pairs
+from benchmarks.rigs import results, whole_server
+from benchmarks.server import measure, report
+from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import Figure, figures
-from omni_fastpath.tools.ab import rows
+from benchmarks.server.load import Load
+from benchmarks.server.measure import USUAL_HOST
 from omni_fastpath.tools.ab.capture import Capture, Piece, chat_request
 
-BETTER, WORSE = 0.1, 5.0
-"""Of fastpath: first text and the underrun, as shares of stock's; all else is alike."""
+LOAD = Load(levels=(8, 64))
 
 
-def start(arm: str, load: Name) -> Start:
-    """A start in which fastpath has an earlier first text and a larger underrun."""
-    change = {Figure.FIRST_TEXT: BETTER, Figure.DRY: WORSE} if arm == "fastpath" else {}
-    names = [*{figure for _, figure, _ in ROWS}, Figure.FIRST_TEXT_P99, Figure.TTFP_P99]
-    figures = {str(name): 100 * change.get(name, 1.0) for name in names}
-    times = [{"first_audio_s": 0.1 + 0.05 * math.sin(number)} for number in range(128)]
-    return Start(arm, load, {"waves": 64, "paced": 4.0}[load], figures, times, 30.0, {}, {})
+def start(change: Mapping[Figure, float], late_ms: float = 0.1) -> dict[str, Any]:
+    """A start whose figures are alike but for these factors."""
+    usual = {str(name): 100 * change.get(name, 1.0) for name in Figure}
+    instrument = {Figure.ENGINES_LATE: late_ms, Figure.CLIENT_LATE: 1.0, Figure.CLIENT: 0.2}
+    return {"figures": {"8": {**usual, Figure.ENGINES_LATE: 0.1} | instrument, "64": usual | instrument}, "answers": {}}
 
 
-def made(starts_an_arm: int) -> tuple[dict[str, Any], list[rows.Row]]:
-    """A run with so many starts per arm."""
-    asked: dict[Name, Any] = {"waves": waves(), "paced": paced(waves(), [5.0])}
-    starts = [start(arm, load) for load in asked for arm in ("stock", "fastpath") * starts_an_arm]
-    parity = {"requests": 1, "starts": 2, "comparisons": 1, "audio_bytes": 1, "failed": 0, "differences": []}
-    table = rows.rows(measures(starts), pairs(starts))
-    return report.plain(asked, starts, table, [parity], "demo"), table
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is left out, as it takes seconds."""
+    monkeypatch.setattr(Load, "limit", lambda *_: [])
+    monkeypatch.setattr(report, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
 
 
-@pytest.mark.parametrize(("starts", "verdicts"), [(2, 0), (6, 10)])
-def test_the_table_and_the_picture_of_a_run(tmp_path: Path, starts: int, verdicts: int) -> None:
-    """The best row is first, the worst is second, and too few starts give neither a verdict nor a result."""
-    data, table = made(starts)
-    assert [row.verdict is not None for row in table].count(True) == verdicts
-    said = io.StringIO()
-    report.show(Console(file=said, width=200, force_terminal=False), data, table)
-    lines = [line for line in said.getvalue().splitlines() if re.match(r" +(64 at a time|4 per second): ", line)]
-    assert len(lines) == 10
-    assert "first text" in lines[0]
-    assert "underrun" in lines[1]
-    report.draw(data, tmp_path / "picture.svg")
-    assert ("NO RESULT" in (tmp_path / "picture.svg").read_text()) is (not verdicts)
+@pytest.mark.parametrize(("starts", "better", "worse"), [(2, 0, 0), (6, 2, 2)])
+def test_too_few_starts_give_no_verdict(
+    capsys: pytest.CaptureFixture[str], starts: int, better: int, worse: int
+) -> None:
+    """Six starts that all differ are judged at each level; two are not, and the limit is beside them."""
+    change = {Figure.TEXT: 0.1, Figure.DRY_P99: 5.0}
+    report.show({"poll": [start({})] * starts, "default": [start(change)] * starts}, LOAD, USUAL_HOST)
+    said = capsys.readouterr().out
+    assert (said.count(" better ("), said.count(" worse (")) == (better, worse)
+    assert said.count("2.00") >= 2
+
+
+@pytest.mark.parametrize("shown", [report.show, report.show_parts])
+def test_a_level_that_measured_the_machine_is_named_and_not_judged(
+    capsys: pytest.CaptureFixture[str], shown: Callable[..., None]
+) -> None:
+    """Engines that were late in one start of any arm make the level unfit."""
+    found = {"poll": [start({})] * 6, "default": [start({Figure.TEXT: 0.1}, late_ms=7.0)] * 6}
+    for each in found["default"]:
+        each["figures"]["8"][Figure.ENGINES_LATE] = 0.1
+    shown(found, LOAD, USUAL_HOST)
+    said = capsys.readouterr().out
+    assert "64 MEASURED THIS MACHINE" in said
+    assert "8 MEASURED" not in said
+    assert said.count(" better (") == (shown is report.show)
+
+
+def test_a_part_is_starred_where_no_start_is_within_those_of_the_default_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One start within the range of the first arm's is no difference."""
+    base = [start({Figure.TEXT: each}) for each in (0.9, 1.0, 1.1, 1.2)]
+    beyond, within = ([start({Figure.TEXT: each}) for each in pair] for pair in ((1.3, 1.4), (1.0, 1.4)))
+    report.show_parts({"default": base, "without-a": beyond, "without-b": within}, Load(levels=(8,)), USUAL_HOST)
+    rows = {line.split()[1].strip(","): line for line in capsys.readouterr().out.splitlines() if "without-" in line}
+    assert {name: "*" in row for name, row in rows.items()} == {"without-a": True, "without-b": False}
+
+
+@pytest.mark.parametrize(("holds", "found"), [(0, 0), (8, 8), (100, 100), (1000, measure.LADDER[-1])])
+def test_capacity_is_the_most_streams_that_are_borne(monkeypatch: pytest.MonkeyPatch, holds: int, found: int) -> None:
+    """Found by halves on one server: both ends of the ladder, and a rung between them."""
+
+    def level(_server: Any, _load: Load, streams: float, _log: Path) -> tuple[dict[Figure, float], list[Capture]]:
+        return {Figure.AUDIO_P99: 100.0, Figure.DRY_P99: 150.0 if streams <= holds else 151.0}, []
+
+    monkeypatch.setattr(measure, "serving", lambda *_: nullcontext())
+    monkeypatch.setattr(measure, "run_level", level)
+    monkeypatch.setattr(measure, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
+    said = measure.capacity(ARMS["poll"], LOAD, Path(), Path())
+    assert said["capacity"] == found
+    assert len(said["figures"]) <= 5
+
+
+def test_a_run_goes_on_where_it_was_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Starts of the same load count, those of another do not, and a line that was cut off is made again."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(whole_server, "model_folder", Path)
+    made: list[str] = []
+
+    def measured(arm: ServerArm, _model: Path, _log: Path) -> dict[str, Any]:
+        made.append(arm.name)
+        return {}
+
+    def go_on(of: Mapping[str, Any], starts: int = 2) -> list[int]:
+        arms = (ARMS["default"], ARMS["poll"], ARMS["default"])
+        found = whole_server.run_starts("r", arms, starts, "m", measured, of=of)
+        return list(map(len, found.values()))
+
+    assert go_on({"load": LOAD}, 1) == [2, 1]
+    with (tmp_path / "r.jsonl").open("a") as file:
+        file.write('{"arm": "poll", "of"')
+    assert go_on({"load": LOAD}) == [4, 2]
+    assert made == ["default", "poll", "default", "default", "poll", "default"]
+    assert go_on({"load": LOAD}) == [4, 2]
+    assert len(made) == 6
+    assert go_on({"load": Load(levels=(8,))}, 1) == [2, 1]
 
 
 def test_pauses_in_text_and_in_audio_are_told_apart() -> None:
     """Pauses are measured between pieces of the same kind, whatever arrives between them."""
     pieces = [Piece(1.0, "a"), Piece(1.5, audio=b".."), Piece(4.0, "b"), Piece(4.5, audio=b"..")]
     capture = Capture(chat_request("Hello"), 0.0, pieces=pieces, e2e_s=5.0)
-    found = figures([capture], 1, {"front_end": 0.1, "orchestrator": 0.2, "others": 0.3})
+    found = figures([capture], 0.6)
     assert (found[Figure.GAP], found[Figure.TEXT_GAP_P99], round(found[Figure.PROCESS_MS])) == (3000.0, 3000.0, 600)

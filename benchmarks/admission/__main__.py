@@ -42,7 +42,7 @@ def figures(captures: Sequence[Capture]) -> dict[str, float]:
 
 def measure(load: Load, arm: ServerArm, model: Path, log: Path) -> dict[str, Any]:
     """One start of the arm's server: its figures by load, and its counters."""
-    with serving(arm, load, model, log) as (server, _):
+    with serving(arm, load, model, log) as server:
         captures = {"below": run_closed_loop(server.url, load.asked("below the limit", 8 * LIMIT), LIMIT - 1)}
         captures |= {f"{rate:g} per second": load.run(server.url, rate) for rate in load.levels}
         captures["burst"] = run_open_loop(server.url, load.asked("a burst", BURST), [0.0] * BURST)
@@ -59,12 +59,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=240, help="of an open loop")
     options = parser.parse_args()
     rates = (0.5 * options.capacity, 3 * options.capacity)
-    load = Load(rates, loop="open", requests=options.requests, vary=0.5)
+    load = Load(rates, layout="pair", loop="open", requests=options.requests)
     limited = ("--max-num-queued-reqs", str(LIMIT))
-    arms = [dataclasses.replace(ARMS[name], arguments=limited) for name in ("stock", "fastpath")]
+    arms = [dataclasses.replace(ARMS[name], arguments=limited) for name in ("poll", "default")]
     found = whole_server.run_starts("admission", arms, options.starts, load.model, functools.partial(measure, load))
     rows = []
-    for place, names in found["stock"][0]["figures"].items():
+    for place, names in found["poll"][0]["figures"].items():
         for name in names:
             values = [[each["figures"][place][name] for each in starts] for starts in found.values()]
             rows.append([f"{place}: {name}", *(f"{statistics.median(each):.0f}" for each in values)])

@@ -27,12 +27,12 @@ class Arm:
     Attributes:
         name: As tables show it.
         environment: Our variables in this arm; empty is stock.
-        event_driven: The orchestrator and the front end run in upstream's event-driven mode.
+        event_driven: The orchestrator and the front end run in upstream's event-driven mode; None: as the release does.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    event_driven: bool = False
+    event_driven: bool | None = False
 
     @property
     def on(self) -> bool:

@@ -6,19 +6,24 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from omni_fastpath.tools.ab.capture import Capture, Request, send, session
+from benchmarks.rigs.captures import client
+from omni_fastpath.tools.ab.capture import Capture, Request, send
 
 
-def run_open_loop(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
-    """Start each request so many seconds from now; captures in the order of *requests*.
+def run_open_loop(
+    base_url: str, requests: Sequence[Request], starts_s: Sequence[float], late: list[float] | None = None
+) -> list[Capture]:
+    """Start each request so many seconds from now; captures in the order of *requests*, *late* as of `captures.client`.
 
     Two servers get the same arrivals. In a closed loop the one that answers sooner also gets more to do.
     """
-    return asyncio.run(_run(base_url, requests, starts_s))
+    return asyncio.run(_run(base_url, requests, starts_s, late))
 
 
-async def _run(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
-    async with session(base_url) as to:
+async def _run(
+    base_url: str, requests: Sequence[Request], starts_s: Sequence[float], late: list[float] | None
+) -> list[Capture]:
+    async with client(base_url, late) as to:
         begun = time.monotonic()
 
         async def start(request: Request, start_s: float) -> Capture:

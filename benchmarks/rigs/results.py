@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -25,8 +26,19 @@ def save(name: str, found: Mapping[str, Any]) -> None:
     A line that has been read and is written again keeps what it said of them.
     """
     FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"about": about(), **found}, default=dataclasses.asdict) + "\n")
+    path = FOLDER / f"{name}.jsonl"
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut_off + json.dumps({"about": about(), **found}, default=dataclasses.asdict) + "\n")
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The lines of ``results/NAME.jsonl`` so far, without one that was cut off."""
+    path, found = FOLDER / f"{name}.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -192,6 +192,10 @@ class Server:
         """Live processes of the tree: pid to role."""
         return {pid: role(process) for pid, process in self._tree().items()}
 
+    def pids(self, role: str) -> list[int]:
+        """Live processes with this role."""
+        return [pid for pid, name in self.processes().items() if name == role]
+
     def _tree(self) -> dict[int, psutil.Process]:
         return self._child.tree() if self._child is not None else {}
 

@@ -15,13 +15,21 @@ from omni_fastpath.tools.ab import states
 
 GATE = "forward_gate"
 
+ENGAGED: Mapping[str, str] = {
+    "nonblocking_dequeue": "dequeued",
+    "budgeted_drain": "items",
+    "final_output_wakeup": "woken",
+    "requests_first": "requests",
+}
+"""Patches of the API server process, with the counter that must move with each request."""
+
 STATE_FILES_SETTLE_S = states.SETTLE_S
 
 
 def environment(arm: Arm) -> dict[str, str | None]:
     """What makes a server the arm, for `Server`: nothing of ours from this shell gets through (None removes it)."""
     values: dict[str, str | None] = dict.fromkeys(name for name in os.environ if name.startswith(FOREIGN))
-    values["VLLM_OMNI_EVENT_DRIVEN_ORCH"] = "1" if arm.event_driven else "0"
+    values["VLLM_OMNI_EVENT_DRIVEN_ORCH"] = None if arm.event_driven is None else str(int(arm.event_driven))
     return values | (dict(arm.environment) if arm.on else {"OMNI_FASTPATH": "0"})
 
 
@@ -69,3 +77,22 @@ def check_gate(arm: Arm, processes: Mapping[str, Snapshot], *, has_talker: bool)
     if bool(outputs) != wanted:
         words = "some" if wanted else "none"
         raise WrongArmError(f"this server is no {arm.name} arm: {outputs} outputs were gated, wanted {words}")
+
+
+def check_engaged(moved: Mapping[str, Mapping[str, int]], requests: int) -> None:
+    """Check that the default set took effect during a load.
+
+    Args:
+        moved: How far the counters of the API server process moved, by patch and event.
+        requests: Of the load.
+
+    Raises:
+        WrongArmError: A patch was applied but did not take effect at least once a request.
+    """
+    idle = [
+        f"{name}: {event} moved by {moved.get(name, {}).get(event, 0)} during {requests} requests"
+        for name, event in ENGAGED.items()
+        if moved.get(name, {}).get(event, 0) < requests
+    ]
+    if idle:
+        raise WrongArmError("fastpath was applied but did not take effect:\n  " + "\n  ".join(idle))

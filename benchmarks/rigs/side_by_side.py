@@ -16,15 +16,11 @@ from typing import NoReturn
 from rich.console import Console
 
 from benchmarks.rigs.arm import WrongArmError
-from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.serving import MeasureError, tail
+from benchmarks.rigs.server import ServerError
+from omni_fastpath.tools.ab.serving import MeasureError
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
-
-
-# ---- The program ----
 
 
 def guarded(name: str, run: Callable[[Console], int]) -> int:
@@ -66,38 +62,9 @@ def positive(text: str) -> int:
     return number
 
 
-# ---- A start ----
-
-
 @contextlib.contextmanager
 def work_folder(prefix: str) -> Iterator[Path]:
     """A folder whose path is short enough for the sockets in it, removed at the end."""
     here = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix=prefix, dir=here if len(here) <= _LONGEST_FOLDER else "/tmp") as folder:  # noqa: S108
         yield Path(folder)
-
-
-@contextlib.contextmanager
-def served(server: Server, title: str, processes: str, phases: Phases) -> Iterator[Server]:
-    """The server from its start to its stop, whatever happens.
-
-    Args:
-        server: Not started yet.
-        title: Of the start.
-        processes: What is started, in words.
-        phases: Where that is told.
-
-    Raises:
-        MeasureError: It ended meanwhile; with the end of its log.
-    """
-    try:
-        with phases.phase(f"{title}: starting {processes}"):
-            server.start()
-        yield server
-    except Exception as error:
-        if not server.alive() and server.start_s is not None:
-            raise MeasureError(f"{error}\nthe server ended{tail(server.log_path)}") from error
-        raise
-    finally:
-        with phases.phase(f"{title}: stopping"):
-            server.stop()

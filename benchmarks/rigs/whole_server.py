@@ -1,14 +1,17 @@
-"""What the benchmarks of a whole server share: step times, environment, starts in turn, checks and verdicts of rows."""
+"""What the benchmarks of a whole server share: environment, starts in turn, checks and verdicts of rows."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,9 +23,6 @@ from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.serving import MeasureError
 from omni_fastpath.tools.ab.verdict import Measure
-
-STEP_MS: Mapping[str, float] = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
-"""Fixed part of a step of each stage of Qwen3-Omni, milliseconds: of a large model's length."""
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
 
@@ -52,9 +52,10 @@ def model_folder(kind: str) -> Path:
     """
     import omni_simulated_device
 
-    writer = (Path(omni_simulated_device.__file__).parent / "models.py").read_bytes()
+    package = Path(omni_simulated_device.__file__).parent
+    writers = [path.read_bytes() for path in (package / "models.py", *sorted(package.glob("configs/*.json")))]
     versions = [f"{name} {installed_release(name)}" for name in ("transformers", "tokenizers")]
-    digest = hashlib.sha256(b"\n".join([writer, *map(str.encode, versions)])).hexdigest()[:12]
+    digest = hashlib.sha256(b"\n".join([*writers, *map(str.encode, versions)])).hexdigest()[:12]
     folder = CACHE / f"{kind}-{digest}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -66,21 +67,18 @@ def model_folder(kind: str) -> Path:
     return folder
 
 
-def environment(
-    arm: Arm, stages: Mapping[str, Mapping[str, float]] | None = None, *, light: bool = False
-) -> dict[str, str | None]:
-    """What makes a server the arm, on stages with these settings.
+def environment(arm: Arm, device: Mapping[str, Any] | None = None, *, light: bool = False) -> dict[str, str | None]:
+    """What makes a server the arm, on such a device.
 
     Args:
         arm: What the server should be.
-        stages: Settings of the simulated device by stage; unless given, steps of ``STEP_MS``.
+        device: What ``OMNI_SIMULATED_DEVICE_CONFIG`` holds; unless given, an H100 (`omni_simulated_device.config`).
         light: Light engines instead of stage processes.
     """
     import omni_simulated_device
 
-    settings = {stage: {"base_ms": step} for stage, step in STEP_MS.items()} if stages is None else stages
     found = server_arms.environment(arm)
-    found[omni_simulated_device.CONFIG_VARIABLE] = json.dumps({"stages": settings})
+    found[omni_simulated_device.CONFIG_VARIABLE] = json.dumps(device or {})
     if light:
         found[omni_simulated_device.ENABLE_VARIABLE] = "light"
     return found
@@ -104,28 +102,46 @@ def run_starts(
     starts: int,
     kind: str,
     measure: Callable[[AnArm, Path, Path], Mapping[str, Any]],
+    *,
+    of: Mapping[str, Any] | None = None,
+    minutes: float = math.inf,
 ) -> dict[str, list[Mapping[str, Any]]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``.
 
     Args:
         name: Of the benchmark.
-        arms: Arms with names of their own.
+        arms: Arms with names of their own; one that is there twice has twice as many starts.
         starts: Of each arm.
         kind: Which of `omni_simulated_device.models`.
         measure: One start: from the arm, the model folder and a path for the log to the fields of its line.
+        of: Of what the starts are. Those that the file has of the same count, and a run that was cut off goes on.
+        minutes: No start begins that would probably end later.
 
     Returns:
         The fields of each start, by the arm's name.
     """
     about.commit()  # of the code that runs, whatever is committed meanwhile
     found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
+    said = json.loads(json.dumps(of, default=dataclasses.asdict))
+    for line in results.read(name) if of is not None else ():
+        if line.get("of") == said and line["arm"] in found:
+            found[line["arm"]].append(line)
+    done, begun, longest_s = Counter({arm: len(lines) for arm, lines in found.items()}), time.monotonic(), 0.0
     model = model_folder(kind)
     with tempfile.TemporaryDirectory() as folder:
         for place, (_, arm) in enumerate(turns(arms, starts)):
+            done[arm.name] -= 1
+            if done[arm.name] >= 0:
+                continue
+            began = time.monotonic()
+            if began - begun + longest_s > 60 * minutes:
+                results.progress(f"{place} of {len(arms) * starts} starts are done; the same command goes on")
+                break
             results.progress(f"start {place + 1} of {len(arms) * starts}: {arm.name}")
             start = measure(arm, model, Path(folder) / f"{place}.log")
-            results.save(name, {"arm": arm.name, "place": place, **start})
+            results.save(name, {"arm": arm.name, "place": place, "of": of, **start})
             found[arm.name].append(start)
+            longest_s = max(longest_s, time.monotonic() - began)
     return found
 
 

@@ -22,7 +22,7 @@ from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import STEP_MS, checked, deploy, run_starts
+from benchmarks.rigs.whole_server import checked, deploy, run_starts
 from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.subjects import FASTPATH
 from omni_fastpath.tools.ab.capture import Capture, chat_request
@@ -73,7 +73,7 @@ def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, 
             progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
             found[count].append([_felt(capture) for capture in _batch(server.url, count)])
         time.sleep(arms.STATE_FILES_SETTLE_S)
-        arms.prove(server, arm, arms.roles(len(STEP_MS)))
+        arms.prove(server, arm, arms.roles(3))
     return found
 
 

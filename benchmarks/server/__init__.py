@@ -1,37 +1,35 @@
-"""The whole server, on light engines as a rule: what a user waits for, closed loop or open, stock and fastpath.
+"""The whole server, on light engines as a rule: what a user waits for, closed loop or open, stock, fastpath and limit.
 
-    python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6]
-    python -m benchmarks.server --loop open --rate 4,8
-    python -m benchmarks.server --model qwen3_tts --levels 32,64,128
-    python -m benchmarks.server --replicas 1:3:1 --levels 64,128 --vary 0.5
-    python -m benchmarks.server --talker-us 800
-    python -m benchmarks.server --release 0.28.0
+    python -m benchmarks.server [--layout node] [--levels 8,64,128] [--arms poll,event,default] [--starts 6]
+    python -m benchmarks.server --load text
+    python -m benchmarks.server --layout tts --rate 4,8
+    python -m benchmarks.server --parts --levels 64,128 --resume parts-node --minutes 50
+    python -m benchmarks.server --capacity --layout tts
+    python -m benchmarks.server --release 0.32.0rc1
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
-simulated device, which keep the step times of a large model on a few percent of a core, whatever the server does.
-``--engines stages`` takes real stage engines on the simulated device instead, which need processors of their own;
-``--release`` another release of vLLM-Omni, over the packages of the installed one.
+simulated device, which keep the step times of an H100 on a few percent of a core, whatever the server does. ``--engines
+stages`` takes real stage engines on the simulated device instead, which need processors of their own; ``--release``
+another release of vLLM-Omni, over the packages of the installed one.
 
-Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
-on model runner v2, where the talker sends only ends. A chat answer has 0.40 s of audio for each text token, as issue
-#4561 shows; ``--answers short`` has a fifth of that. ``--talker-us 800`` lengthens a talker's step by as much for each
-request of its batch as an H100's; without it the step hardly grows, and the API process gets more outputs than GPUs
-send. Closed loop: a wave is as many requests as there are streams; the first one starts at once, later ones start as
-earlier requests end, which is issue #4561's case. Open loop: requests arrive at a rate, at the same times for every
-arm. ``--audio-in`` lets one request in four bring a recording, in base64, as users of Qwen3-Omni do (light engines take
-its tokens and hear nothing); first pieces and gaps are then those of the others.
+Layouts: ``pair``, ``1:2:2``, ``node`` (upstream's default YAML four times), ``own`` (four of each stage, a GPU each) of
+Qwen3-Omni by streamed chat; ``tts``, ``tts-4x``, ``tts-8x`` of Qwen3-TTS by streamed speech, on model runner v2. A chat
+answer is text with 0.40 s of audio for each token, as issue #4561 shows, or text alone. Closed loop: the first requests
+start at once, later ones as earlier ones end. Open loop: requests arrive at a rate, at the same times for every arm.
 
-Arms: ``stock`` (poll loop), ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS) and ``fastpath``
-(its default set), each without statistics too (``-nolog``) and with two API processes (``-2api``); the default set
-with one opt-in patch more (``with-NAME``) or one patch less (``without-NAME``: what requires it is off too), and each
-patch alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed.
+Arms: ``poll`` (stock's poll loop), ``event`` (its event-driven one, the default of 0.32) and ``default``
+(OMNI_FASTPATH=1); the default set with one opt-in patch more (``with-PATCH``), with one patch or one part of a patch
+less (``without-NAME``: what requires it is off too), with another order of ``budgeted_drain``; each patch alone with
+what it requires (``only-PATCH``). Each with two API processes too (``-2api``), and ``a+b`` is both. Parts have no
+options: an object of the patch is replaced in the server (`omni_simulated_device.without`), and its log must say so.
 
-Replicas: as many of each stage (``--replicas 4``), or thinker, talker and code2wav by themselves (``1:2:1``, as issue
-#4469 has them). Each replica has slots for 128 requests.
+The limit is what the same engines give with no server around them (`benchmarks.limit`). ``--capacity``: the most
+streams at which first audio and underrun stay near it, found by halves, one server for all.
 
-Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
-in every result line: an instrument that was late measured itself. The process of the light engines has a state file
-too, and its counters must say that payloads were kept back as the arm's ``forward_gate`` asks. Verdicts are those of
-``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its own, in which first audio (p50) is
-primary.
+Each start is a server of its own, for all levels; arms alternate, and each is proved by its state files, those of the
+light engines included, whose counters must say that payloads were kept back as the arm's ``forward_gate`` asks. How
+late engines and client were is measured at each level: one at which either lacked a processor measured this machine and
+gets no verdict. Verdicts are those of ``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its
+own, in which first audio (p50) is primary, of text alone first text. ``--resume NAME`` goes on with
+``results/NAME.jsonl``: a start that is there of the same load counts, and one that was cut off is made again.
 """

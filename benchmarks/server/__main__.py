@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import get_args
 
 import benchmarks.server
 from benchmarks.rigs import overlays
 from benchmarks.rigs.side_by_side import interrupted
-from benchmarks.server import load as loads
-from benchmarks.server.arms import ARMS, USUAL, named
-from benchmarks.server.audio_in import AudioIn
-from benchmarks.server.load import LEVELS, RATES, Load
-from benchmarks.server.measure import Host, run
-from benchmarks.server.report import show
+from benchmarks.server.arms import ARMS, USUAL, named, parts
+from benchmarks.server.load import LAYOUTS, LEVELS, Kind, Load
+from benchmarks.server.measure import Host, capacity, measure, run
+from benchmarks.server.report import show, show_capacity, show_parts
 from omni_fastpath.tools.ab import verdict
+
+PARTS_STARTS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,20 +25,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, interrupted)
-    model: loads.Model = options.model
     try:
         load = Load(
-            levels=(options.rate or RATES) if options.loop == "open" else options.levels or LEVELS,
-            api=options.api or loads.APIS[model][0],
-            **{each.name: vars(options)[each.name] for each in fields(Load) if each.name not in ("levels", "api")},
+            levels=options.rate or options.levels or LEVELS,
+            layout=options.layout,
+            kind=options.load,
+            prompt=options.prompt,
+            tokens=options.tokens,
+            vary=options.vary,
+            loop="open" if options.rate else "closed",
+            waves=options.waves,
+            requests=options.requests,
         )
     except ValueError as error:
         parser.error(str(error))
     host = Host(options.release, options.engines == "stages")
     if host.release is not None:
         overlays.fetch(host.release)
-    found = run("server", options.arms, options.starts, load, host)
-    show(found, load, host)
+    arms, starts, of_start, shown = options.arms or USUAL, options.starts or verdict.STARTS, measure, show
+    if options.capacity:
+        starts, of_start, shown = options.starts or 1, capacity, show_capacity
+    elif options.parts:
+        [base] = options.parts  # first and last in each turn, so that its own starts tell how much starts differ
+        arms, starts, shown = (base, *(options.arms or parts()), base), options.starts or PARTS_STARTS, show_parts
+    name, goes_on = options.resume or "server", options.resume is not None
+    found = run(name, arms, starts, load, host, goes_on=goes_on, minutes=options.minutes, of_start=of_start)
+    if found := {arm: each for arm, each in found.items() if each}:
+        shown(found, load, host)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,28 +60,34 @@ def _parser() -> argparse.ArgumentParser:
         description=benchmarks.server.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
-    parser.add_argument("--arms", type=named, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
-    parser.add_argument("--model", choices=get_args(loads.Model), default=Load.model)
-    parser.add_argument("--api", choices=get_args(loads.Api), help="chat is the default, of qwen3_tts speech")
-    parser.add_argument("--loop", choices=get_args(loads.Loop), default=Load.loop)
-    parser.add_argument("--levels", "--level", type=_numbers, help="streams of a closed loop, with commas")
-    parser.add_argument("--rate", type=_numbers, help="requests a second of an open loop, with commas")
-    parser.add_argument("--arrivals", choices=get_args(loads.Arrivals), default=Load.arrivals, help="of an open loop")
-    parser.add_argument("--waves", type=int, default=Load.waves, help="of a closed loop")
-    parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
-    parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
+    parser.add_argument("--layout", choices=tuple(LAYOUTS), default=Load.layout)
+    parser.add_argument(
+        "--load", choices=get_args(Kind), default=Load.kind, help="of chat: text and audio, or text alone"
+    )
+    parser.add_argument("--prompt", type=int, help="tokens of a chat prompt; a short question unless given")
+    parser.add_argument("--tokens", type=int, help="text tokens of an answer (100; text alone: 200), frames of speech")
     parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
-    parser.add_argument(
-        "--answers", choices=get_args(loads.Answers), default=Load.answers, help="audio of chat; long as issue #4561's"
+    parser.add_argument("--levels", "--level", type=_numbers, help="streams of a closed loop, with commas")
+    parser.add_argument("--waves", type=int, default=Load.waves, help="of a closed loop")
+    parser.add_argument("--rate", type=_numbers, help="an open loop in its place: requests a second, with commas")
+    parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
+    parser.add_argument("--arms", type=named, help="with commas; a+b is both; --help-arms names them")
+    parser.add_argument("--help-arms", action="version", version="\n".join(ARMS))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--parts",
+        type=named,
+        nargs="?",
+        const=(ARMS["default"],),
+        metavar="ARM",
+        help="the default set, or this arm, against itself with one part out, or against --arms",
     )
+    what.add_argument("--capacity", action="store_true", help="the most streams that each arm bears")
     parser.add_argument(
-        "--talker-us", type=float, default=Load.talker_us, help="by request of a talker's step; an H100: 800"
+        "--starts", type=int, help=f"of each arm: {verdict.STARTS}, with --parts {PARTS_STARTS}, with --capacity 1"
     )
-    parser.add_argument("--audio-in", choices=get_args(AudioIn), help="what requests bring besides their text")
-    parser.add_argument("--audio-every", type=int, default=Load.audio_every, help="one request in so many brings it")
-    replicas = list(dict.fromkeys(replicas for _, replicas in loads.DEPLOYS))
-    parser.add_argument("--replicas", choices=replicas, default=Load.replicas, help="of each stage, or stage by stage")
+    parser.add_argument("--resume", metavar="NAME", help="results/NAME.jsonl: what is there of the same load counts")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no start begins that would end later")
     parser.add_argument(
         "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
     )

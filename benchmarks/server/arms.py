@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.rigs.arm import Arm
 from omni_fastpath.patches import PATCHES
+from omni_simulated_device import WITHOUT_VARIABLE
+from omni_simulated_device.without import PARTS
 
 
 @dataclass(frozen=True)
@@ -21,34 +23,74 @@ class ServerArm(Arm):
     arguments: tuple[str, ...] = ()
 
 
-_VARIANTS = {"": (), "-nolog": ("--disable-log-stats",), "-2api": ("--api-server-count", "2")}
 _ON = {"OMNI_FASTPATH": "1"}
+_DRAIN = "OMNI_FASTPATH_BUDGETED_DRAIN__"
+_2API = ("--api-server-count", "2")
+
+_PATCHES = {
+    **{
+        f"without-{patch.name}": {
+            **_ON,
+            **{each.env: "0" for each in PATCHES if each is patch or patch.name in each.requires},
+        }
+        for patch in PATCHES
+        if patch.default_on
+    },
+    **{f"with-{patch.name}": {**_ON, patch.env: "1"} for patch in PATCHES if not patch.default_on},
+    **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},
+}
+_PARTS = {f"without-{part}": {**_ON, WITHOUT_VARIABLE: part} for part in PARTS if part != "order"} | {
+    "in-order": {**_ON, WITHOUT_VARIABLE: "order"},
+    "stage_order": {**_ON, f"{_DRAIN}ORDER": "stage_order"},
+    "downstream_first": {**_ON, f"{_DRAIN}ORDER": "downstream_first"},
+    "no-floor": {**_ON, f"{_DRAIN}FLOOR": "0"},
+}
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
+    for suffix, arguments in {"": (), "-2api": _2API}.items()
     for arm in (
+        ServerArm(f"poll{suffix}", {}, False, arguments),
+        ServerArm(f"event{suffix}", {}, True, arguments),
         *(
-            ServerArm(name + suffix, environment, name == "event", arguments)
-            for suffix, arguments in _VARIANTS.items()
-            for name, environment in (("stock", {}), ("event", {}), ("fastpath", _ON))
+            ServerArm(name + suffix, environment, None, arguments)
+            for name, environment in ({"default": _ON} | _PATCHES | _PARTS).items()
         ),
-        *(ServerArm(f"without-{patch.name}", {**_ON, patch.env: "0"}) for patch in PATCHES if patch.default_on),
-        *(ServerArm(f"with-{patch.name}", {**_ON, patch.env: "1"}) for patch in PATCHES if not patch.default_on),
-        *(ServerArm(f"only-{patch.name}", {patch.env: "1"}) for patch in PATCHES),
     )
 }
-"""The last ones are each patch alone, with what it requires. Light engines have no use for most patches of stages."""
+"""Stock has upstream's poll loop or its event-driven one. What has any patch has the loop that the release would take,
+where no patch replaces both."""
 
-USUAL = (ARMS["stock"], ARMS["event"], ARMS["fastpath"])
+STOCK = ("poll", "event")
+USUAL = tuple(ARMS[name] for name in (*STOCK, "default"))
+
+
+def parts() -> tuple[ServerArm, ...]:
+    """The default set with one thing other than usual in each, and the first two patches alone."""
+    names = [name for name in (*_PATCHES, *_PARTS) if not name.startswith(("with-", "only-"))]
+    more = ("in-order+without-requests_first", "event+without-budgeted_drain", "only-budgeted_drain")
+    return tuple(map(_combined, (*names, *more)))
+
+
+def _combined(text: str) -> ServerArm:
+    arms = [ARMS[name] for name in text.split("+")]
+    environment = {name: value for arm in arms for name, value in arm.environment.items()}
+    if len(taken_out := [arm.environment[WITHOUT_VARIABLE] for arm in arms if WITHOUT_VARIABLE in arm.environment]) > 1:
+        environment[WITHOUT_VARIABLE] = ",".join(taken_out)
+    if "only-" in text:
+        environment.pop("OMNI_FASTPATH", None)
+    event_driven = next((arm.event_driven for arm in arms if arm.event_driven is not None), None)
+    return ServerArm(text, environment, event_driven, max((arm.arguments for arm in arms), key=len))
 
 
 def named(text: str) -> tuple[ServerArm, ...]:
-    """The arms that a command line names, with commas, each once.
+    """The arms that a command line names, with commas, each once; ``a+b`` is what both are.
 
     Raises:
         argparse.ArgumentTypeError: One is not there.
     """
-    unknown = [name for name in text.split(",") if name not in ARMS]
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if not set(name.split("+")) <= ARMS.keys()]
     if unknown:
         raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
-    return tuple(ARMS[name] for name in dict.fromkeys(text.split(",")))
+    return tuple(map(_combined, names))

@@ -6,43 +6,49 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+from benchmarks.limit import limit_of
 from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.open_loop import run_open_loop
-from benchmarks.rigs.whole_server import FEWEST, STEP_MS
-from benchmarks.server.audio_in import AudioIn, with_audio
+from benchmarks.rigs.whole_server import FEWEST
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
-from omni_simulated_device.config import StageSettings
 
-Api = Literal["chat", "chat-whole", "speech"]
-Model = Literal["qwen3_omni", "qwen3_tts"]
+Kind = Literal["audio", "text"]
 Loop = Literal["closed", "open"]
-Arrivals = Literal["poisson", "even"]
-Answers = Literal["long", "short"]
 
-LEVELS = (1, 8, 32, 64, 128)
-RATES = (4.0, 8.0)
-WAVES = 4
+LEVELS = (8, 32, 64, 128)
 OPEN_REQUESTS = 64
-TTS_STEP_MS = 12.0
+TOKENS: Mapping[Kind, int] = {"audio": 100, "text": 200}
+"""Of an answer in the middle: text tokens, of speech codec frames."""
 FRAMES_PER_TOKEN = 5.0
-"""Codec frames of a long chat answer for each text token.
+"""Codec frames of a chat answer for each text token.
 
 Issue #4561 shows 2,585 text tokens and 1,036 s of audio: 0.40 s for each token. A frame is 0.08 s.
 """
+_TEMPLATE_TOKENS = 8
+"""What the chat template adds to a message. A letter of a message is a token."""
 
-APIS: Mapping[Model, tuple[Api, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
-"""What 0.30 serves of each model; of an omni model's speech it says that the chat endpoint is for that."""
-DEPLOYS: Mapping[tuple[Model, str], str] = {
-    ("qwen3_omni", "1"): "qwen3_omni.yaml",
-    ("qwen3_omni", "2"): "qwen3_omni_2x.yaml",
-    ("qwen3_omni", "4"): "qwen3_omni_4x.yaml",
-    ("qwen3_omni", "1:2:1"): "qwen3_omni_1-2-1.yaml",
-    ("qwen3_omni", "1:3:1"): "qwen3_omni_1-3-1.yaml",
-    ("qwen3_tts", "1"): "qwen3_tts_v2.yaml",
+
+class Layout(NamedTuple):
+    """Stages and GPUs: model, deploy YAML, and a preset of the simulated device."""
+
+    model: str
+    deploy: str
+    preset: str
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "pair": Layout("qwen3_omni", "qwen3_omni.yaml", "h100"),
+    "1:2:2": Layout("qwen3_omni", "qwen3_omni_1-2-2.yaml", "h100"),
+    "node": Layout("qwen3_omni", "qwen3_omni_4x.yaml", "h100"),
+    "own": Layout("qwen3_omni", "qwen3_omni_4x.yaml", "h100-own"),
+    "tts": Layout("qwen3_tts", "qwen3_tts_v2.yaml", "tts-v2"),
+    "tts-4x": Layout("qwen3_tts", "qwen3_tts_v2_4x.yaml", "tts-v2"),
+    "tts-8x": Layout("qwen3_tts", "qwen3_tts_v2_8x.yaml", "tts-v2"),
 }
-"""By model and replicas: of each stage, or of one stage after the other. Each replica has slots for 128 requests."""
+"""Upstream's default YAML on its two GPUs, with two talkers and two code2wavs, four times on eight GPUs, and four of
+each stage on a GPU of its own; Qwen3-TTS on one, four and eight GPUs."""
 
 
 @dataclass(frozen=True)
@@ -51,84 +57,64 @@ class Load:
 
     Attributes:
         levels: One after the other: streams in flight of a closed loop, requests a second of an open one.
-        replicas: Of each stage, or of thinker, talker and code2wav: ``1:2:1``.
-        tokens: Text tokens of an answer; of speech its codec frames.
+        layout: Of `LAYOUTS`.
+        kind: What a chat answer is of.
+        prompt: Tokens of a chat prompt; None: a short question.
+        tokens: Text tokens of an answer; of speech its codec frames; None: of `TOKENS`.
         vary: Lengths lie evenly in ``tokens`` times (1 - vary) to (1 + vary), the same for every arm and start.
             With 0 all have one length, end together in a closed loop, and so their successors begin together.
-        answers: Of chat. Long ones have ``FRAMES_PER_TOKEN``; short ones 40 to 120 frames, and not less than tokens.
-        api: Chat streamed or not, or speech streamed as PCM.
-        loop: Closed: the next request starts when one has ended; open: requests arrive whatever the server does.
-        arrivals: Of an open loop: a Poisson process, the same for every arm and start, or evenly spaced.
-        model: Which one.
+        loop: Closed: the next request starts when one has ended; open: a Poisson process, the same for every start.
         waves: Requests at a level of a closed loop, in blocks of its streams.
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
-        audio_in: What requests bring; None: text alone.
-        audio_every: One request in so many brings it, the first one too.
-        talker_us: By how much each request of its batch lengthens a talker's step, microseconds.
 
     Raises:
-        ValueError: Upstream does not serve that API of that model, there is no such deployment, *vary* is no share, or
-            speech is to bring audio.
+        ValueError: *vary* is no share, or Qwen3-TTS is asked for text or given a prompt of so many tokens.
     """
 
     levels: Sequence[float] = LEVELS
-    replicas: str = "1"
-    tokens: int = 100
-    vary: float = 0.0
-    answers: Answers = "long"
-    api: Api = "chat"
+    layout: str = "node"
+    kind: Kind = "audio"
+    prompt: int | None = None
+    tokens: int | None = None
+    vary: float = 0.5
     loop: Loop = "closed"
-    arrivals: Arrivals = "poisson"
-    model: Model = "qwen3_omni"
-    waves: int = WAVES
+    waves: int = 2
     requests: int | None = None
-    audio_in: AudioIn | None = None
-    audio_every: int = 4
-    talker_us: float = StageSettings().per_req_us
 
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
             raise ValueError(f"vary: found {self.vary:g}, allowed: 0 to less than 1")
-        if self.api not in APIS[self.model]:
-            allowed, served = ", ".join(APIS[self.model]), ", ".join(model for model in APIS if self.api in APIS[model])
-            raise ValueError(
-                f"api: found {self.api}, which vLLM-Omni serves of {served} and not of {self.model}; allowed: {allowed}"
-            )
-        if self.audio_in is not None and (self.api == "speech" or self.audio_every < 1):
-            found = f"{self.audio_in} with one {self.api} request in {self.audio_every}"
-            raise ValueError(f"audio_in: found {found}, allowed: with chat requests, one in 1 or more")
-        if (self.model, self.replicas) not in DEPLOYS:
-            allowed = ", ".join(replicas for model, replicas in DEPLOYS if model == self.model)
-            raise ValueError(f"replicas: found {self.replicas}, allowed for {self.model}: {allowed}")
+        if self.is_speech and (self.kind == "text" or self.prompt is not None):
+            raise ValueError(f"layout: found {self.layout} with text or a prompt, which are of chat")
+
+    @property
+    def model(self) -> str:
+        """Which of `omni_simulated_device.models`."""
+        return LAYOUTS[self.layout].model
 
     @property
     def deploy(self) -> str:
         """Name of the deploy YAML."""
-        return DEPLOYS[self.model, self.replicas]
+        return LAYOUTS[self.layout].deploy
 
     @property
-    def stages(self) -> dict[str, dict[str, float]]:
+    def is_speech(self) -> bool:
+        """Whether it is asked through the speech API."""
+        return self.model == "qwen3_tts"
+
+    @property
+    def device(self) -> dict[str, Any]:
         """Settings of the simulated device."""
-        if self.model == "qwen3_tts":
-            least, most = self.lengths
-            frames = {"min_frames": least, "max_frames": most}
-            talker = {"base_ms": TTS_STEP_MS, "per_req_us": self.talker_us, **frames}
-            return {"qwen3_tts": talker, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
-        found = {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
-        found["talker"]["per_req_us"] = self.talker_us
-        if self.answers == "long":
-            found["talker"]["frames_per_token"] = FRAMES_PER_TOKEN
-        return found
+        least, most = self.lengths
+        speech = {"qwen3_tts": {"min_frames": least, "max_frames": most}}
+        chat = {"talker": {"frames_per_token": FRAMES_PER_TOKEN}}
+        return {"preset": LAYOUTS[self.layout].preset, "stages": speech if self.is_speech else chat}
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The least and the most tokens or frames of an answer."""
-        return max(1, round(self.tokens * (1 - self.vary))), round(self.tokens * (1 + self.vary))
-
-    @property
-    def streamed(self) -> bool:
-        """Whether answers come piece by piece."""
-        return self.api != "chat-whole"
+        tokens = self.tokens or TOKENS[self.kind]
+        return max(1, round(tokens * (1 - self.vary))), round(tokens * (1 + self.vary))
 
     def count(self, level: float) -> int:
         """Requests at a level."""
@@ -136,50 +122,50 @@ class Load:
             return self.requests
         return OPEN_REQUESTS if self.loop == "open" else max(FEWEST, int(self.waves * level))
 
-    def first_wave(self, level: float) -> int:
-        """How many of a level's requests start at once; of an open loop none is told from the others."""
-        return 0 if self.loop == "open" else min(int(level), self.count(level))
-
     def asked(self, what: str, count: int) -> list[Request]:
         """So many requests; they follow from *what* alone."""
-        if self.api == "speech":
+        if self.is_speech:
             return [speech_request(f"Sentence {number} of {what}.") for number in range(count)]
         lengths = random.Random(f"lengths of {what}")
-        names = [f"Question {number} of {what}" for number in range(count)]
-        asked = [
-            chat_request(name, max_tokens=lengths.randint(*self.lengths), ignore_eos=True, stream=self.streamed)
-            for name in names
+        modalities = ("text", "audio") if self.kind == "audio" else ("text",)
+        return [
+            chat_request(
+                self._question(number, what),
+                modalities=modalities,
+                max_tokens=lengths.randint(*self.lengths),
+                ignore_eos=True,
+            )
+            for number in range(count)
         ]
-        if self.audio_in is not None:
-            for number in range(0, count, self.audio_every):
-                asked[number] = with_audio(asked[number], self.audio_in, names[number])
-        return asked
+
+    def _question(self, number: int, what: str) -> str:
+        text = f"Question {number} of {what}"
+        return text if self.prompt is None else (text + " word" * self.prompt)[: self.prompt - _TEMPLATE_TOKENS]
 
     def starts_s(self, rate: float) -> list[float]:
         """When the requests of an open loop arrive, seconds from its beginning."""
-        count = self.count(rate)
-        if self.arrivals == "even":
-            return [number / rate for number in range(count)]
         draws = random.Random(f"{rate:g} a second")
-        return [0.0, *accumulate(draws.expovariate(rate) for _ in range(count - 1))]
+        return [0.0, *accumulate(draws.expovariate(rate) for _ in range(self.count(rate) - 1))]
 
     def asked_at(self, level: float) -> list[Request]:
         """The requests of a level."""
         return self.asked(f"{level:g}", self.count(level))
 
-    def run(self, url: str, level: float) -> list[Capture]:
-        """One level, on a server."""
+    def run(self, url: str, level: float, late: list[float] | None = None) -> list[Capture]:
+        """One level, on a server; *late* gets by how much the client was late, seconds."""
         requests = self.asked_at(level)
         if self.loop == "open":
-            return run_open_loop(url, requests, self.starts_s(level))
-        return run_closed_loop(url, requests, int(level))
+            return run_open_loop(url, requests, self.starts_s(level), late)
+        return run_closed_loop(url, requests, int(level), late)
+
+    def limit(self, level: float) -> list[Capture]:
+        """What the GPUs allow of a level."""
+        loop = {"starts_s": self.starts_s(level)} if self.loop == "open" else {"streams": int(level)}
+        return limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop)
 
     def __str__(self) -> str:
         """As a table's title has it."""
-        loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
-        tokens = "{} to {}".format(*self.lengths) if self.vary else str(self.tokens)
-        length = f"{tokens} codec frames" if self.api == "speech" else f"{self.answers} answers of {tokens} text tokens"
-        if self.audio_in:
-            length += f", {self.audio_in} in with 1 request of {self.audio_every}, TTFP and gaps of the others"
-        replicas = f"{self.replicas} {'replicas' if ':' in self.replicas else 'of each stage'}"
-        return f"{self.model}, {self.api}, {loop}, {replicas}, {length}"
+        loop = "open loop, Poisson arrivals" if self.loop == "open" else f"closed loop, {self.waves} waves"
+        what = "codec frames" if self.is_speech else f"text tokens{' with audio' * (self.kind == 'audio')}"
+        prompt = f", prompts of {self.prompt} tokens" if self.prompt else ""
+        return f"{self.layout}, {loop}, answers of {self.lengths[0]} to {self.lengths[1]} {what}{prompt}"

@@ -1,35 +1,56 @@
-"""One start of an arm's server at each level, and the rows that get a verdict."""
+"""One start of an arm's server at each level, and what it can bear."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-import statistics
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import omni_simulated_device
 from benchmarks.rigs import server_arms, whole_server
+from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.captures import digest, run_closed_loop
+from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import FEWEST, Rows, checked, measure_of
-from benchmarks.server import threads
+from benchmarks.rigs.whole_server import FEWEST, checked
 from benchmarks.server.arms import ServerArm
-from benchmarks.server.figures import Figure, by_request, figures
+from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from omni_fastpath.tools.ab.capture import Capture
-from omni_simulated_device import depths
+from omni_fastpath.tools.ab.serving import MeasureError
+from omni_simulated_device import without
 
 Start = Mapping[str, Any]
-"""Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking)
-by level, ``engines`` by engine, ``start_s`` and ``stop_s``."""
+"""Of one start: ``figures`` by level and name, ``answers`` (their digests, in the order of asking) by level,
+``start_s`` and ``stop_s``; ``capacity`` where that was asked for."""
+
+Levels = dict[str, dict[str, float]]
+"""Figures by level and name."""
+
+LATE_MS = 5.0
+"""By how much 99 of 100 steps of the engines may be late, milliseconds."""
+CLIENT_LATE_MS = 50.0
+CLIENT_CORES = 0.85
+"""Where the client needs more of a core, or its event loop is later, it lacked a core."""
+
+LADDER = (8, 10, 12, 16, 20, 25, 32, 40, 50, 64, 80, 100, 128, 160, 200, 256, 320, 400, 512)
+"""Streams, in factors of about 1.25."""
+TIMES_AUDIO = 2.0
+MORE_DRY_MS = 100.0
+"""What a server bears: first audio p99 at most so many times the limit's, and underrun p99 at most so much above it."""
 
 _LATE = re.compile(
     r"LightEngine_(\S+): (\d+) steps, ([\d.]+) us of work each, late by ([\d.]+) ms .*?, ([\d.]+) ms \(99"
 )
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +79,8 @@ WARM_TOKENS = 20
 
 
 @contextlib.contextmanager
-def serving(
-    arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST
-) -> Iterator[tuple[Server, threads.Known]]:
-    """The arm's server, warm, proved before and after, and which of its threads are which.
+def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Iterator[Server]:
+    """The arm's server, warm, proved before and after.
 
     Args:
         arm: What it should be.
@@ -72,134 +91,171 @@ def serving(
 
     Raises:
         WrongArmError: It was not what its arm says.
+        MeasureError: A request failed.
     """
-    environment = whole_server.environment(arm, load.stages, light=not host.stages)
-    environment[omni_simulated_device.DEPTHS_VARIABLE] = str(depths_of(log))
+    environment = whole_server.environment(arm, load.device, light=not host.stages)
     deploy = whole_server.deploy(load.deploy)
     with Server(
         model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
     ) as server:
         roles = {"api"} if host.stages else {"api", "engines"}
         server_arms.prove(server, arm, roles)
-        yield server, warmed(server, load)
+        asked = replace(load, tokens=WARM_TOKENS).asked("warming up", FEWEST)
+        checked(run_closed_loop(server.url, asked, FEWEST), audio=load.kind == "audio")
+        _check_without(arm, server, log)
+        yield server
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
-        server_arms.check_gate(arm, server_arms.prove(server, arm, roles), has_talker=load.model == "qwen3_omni")
+        has_talker = load.model == "qwen3_omni" and load.kind == "audio"
+        server_arms.check_gate(arm, server_arms.prove(server, arm, roles), has_talker=has_talker)
 
 
-def depths_of(log: Path) -> Path:
-    """Where the API processes write down how long their queues are, beside their log."""
-    return log.with_suffix(".depths")
+def _check_without(arm: ServerArm, server: Server, log: Path) -> None:
+    """Check that the parts that an arm goes without were taken out."""
+    said, pids = log.read_text(encoding="utf-8", errors="replace"), server.pids("api")
+    for part in filter(None, arm.environment.get(omni_simulated_device.WITHOUT_VARIABLE, "").split(",")):
+        if not any(without.SAID % (part, pid) in said for pid in pids):
+            raise WrongArmError(f"this server is no {arm.name} arm: it has {part}")
 
 
-def api_processes(server: Server) -> list[int]:
-    """Their process ids; with several, the process that started them is one of these too."""
-    return [pid for pid, role in server.processes().items() if role == "api"]
+def used_s(server: Server) -> float:
+    """Processor seconds of the API processes so far; with several, the one that started them is one of these too."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in server.pids("api"))
 
 
-def warmed(server: Server, load: Load) -> threads.Known:
-    """Let a server answer a few requests, text alone first; which of its API processes' threads are which.
-
-    Raises:
-        MeasureError: A request failed.
-    """
-    before = threads.used(api_processes(server))
-    load = replace(load, tokens=min(load.tokens, WARM_TOKENS))
-    text = replace(load, audio_in=None)
-    checked(run_closed_loop(server.url, text.asked("warming up", FEWEST), FEWEST), audio=True)
-    told = {each.pid: each.threads for each in server.snapshots().values()}
-    known = threads.known(before, threads.used(before), told)
-    if load != text:
-        checked(run_closed_loop(server.url, load.asked("warming up", FEWEST), FEWEST), audio=True)
-    return known
-
-
-def run_level(
-    server: Server, known: threads.Known, load: Load, level: float
-) -> tuple[dict[str, float], Sequence[Capture]]:
+def run_level(server: Server, load: Load, level: float, log: Path) -> tuple[dict[str, float], Sequence[Capture]]:
     """One level of a load: its figures, and what came back.
 
     Raises:
         MeasureError: A request failed.
     """
-    load.asked_at(level)  # recordings are made once, which may take a minute, in which stock's poll loop turns
-    before, mine_s = threads.used(known), time.process_time()
-    captures = checked(load.run(server.url, level), audio=True)
-    cpu_s, mine_s = threads.spent(known, before, threads.used(known)), time.process_time() - mine_s
-    found = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
-    return {**found, Figure.CLIENT_MS: 1000 * mine_s / len(captures)}, captures
+    late: list[float] = []
+    _kept_time_until_now(server, log)
+    before, mine_s, began = used_s(server), time.process_time(), time.monotonic()
+    captures = checked(load.run(server.url, level, late), audio=load.kind == "audio")
+    cpu_s, mine_s, took_s = used_s(server) - before, time.process_time() - mine_s, time.monotonic() - began
+    return {
+        **figures(captures, cpu_s),
+        Figure.ENGINES_LATE: max(
+            (each["late_p99_ms"] for each in _kept_time_until_now(server, log).values()), default=math.nan
+        ),
+        Figure.CLIENT_LATE: 1000 * quantile(late, 0.99),
+        Figure.CLIENT: mine_s / took_s,
+    }, captures
+
+
+def unfit(found: Mapping[str, float]) -> str | None:
+    """Why a level measured this machine; None where it did not."""
+    if found[Figure.ENGINES_LATE] > LATE_MS:
+        return f"engines late by {found[Figure.ENGINES_LATE]:.1f} ms"
+    if found[Figure.CLIENT_LATE] > CLIENT_LATE_MS or found[Figure.CLIENT] > CLIENT_CORES:
+        return f"the client late by {found[Figure.CLIENT_LATE]:.0f} ms, on {found[Figure.CLIENT]:.2f} of a core"
+    return None
 
 
 def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
-    """One start of the arm's server.
+    """One start of the arm's server at each level.
 
     Raises:
-        RuntimeError: A request failed, or the server was not what its arm says.
+        WrongArmError: The server was not what its arm says.
+        MeasureError: A request failed.
     """
-    found: dict[str, dict[str, float]] = {}
-    requests: dict[str, list[dict[str, float | None]]] = {}
+    found: Levels = {}
     answers: dict[str, list[str]] = {}
-    spans: dict[str, tuple[float, float]] = {}
-    with serving(arm, load, model, log, host) as (server, known):
+    with serving(arm, load, model, log, host) as server:
         for level in load.levels:
-            began = time.monotonic()
-            found[f"{level:g}"], captures = run_level(server, known, load, level)
-            requests[f"{level:g}"] = by_request(captures)
+            found[f"{level:g}"], captures = run_level(server, load, level, log)
             answers[f"{level:g}"] = [digest(capture) for capture in captures]
-            spans[f"{level:g}"] = began, max(capture.started_at_s + capture.e2e_s for capture in captures)
-    for name, span in spans.items():
-        if queued := depths.read(depths_of(log), *span):
-            found[name] |= {Figure.QUEUED: statistics.fmean(queued), Figure.QUEUED_MOST: max(queued)}
     assert server.shutdown is not None
     return {
         "figures": found,
-        "requests": requests,
         "answers": answers,
-        "engines": kept_time(log),
         "start_s": server.start_s,
         "stop_s": server.shutdown.seconds,
     }
 
 
+def capacity(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
+    """The most streams of `LADDER` that one start of the arm's server bears, found by halves; 0: not the fewest.
+
+    Raises:
+        As `measure`.
+    """
+    found: Levels = {}
+    with serving(arm, load, model, log, host) as server:
+        least, most = -1, len(LADDER)
+        while most - least > 1:
+            at = (least + most) // 2
+            level = LADDER[at]
+            found[f"{level}"], _ = run_level(server, load, level, log)
+            if _bears(found[f"{level}"], figures(load.limit(level))):
+                least = at
+            else:
+                most = at
+    return {"figures": found, "answers": {}, "capacity": LADDER[least] if least >= 0 else 0}
+
+
+def _bears(found: Mapping[str, float], limit: Mapping[str, float]) -> bool:
+    return (
+        found[Figure.AUDIO_P99] <= TIMES_AUDIO * limit[Figure.AUDIO_P99]
+        and found[Figure.DRY_P99] <= limit[Figure.DRY_P99] + MORE_DRY_MS
+    )
+
+
+def _kept_time_until_now(server: Server, log: Path) -> dict[str, dict[str, float]]:
+    """What light engines say of their time since they were last asked; nothing of real ones.
+
+    Raises:
+        MeasureError: They do not answer.
+    """
+    told, deadline = log.stat().st_size, time.monotonic() + _PATIENCE_S
+    for pid in server.pids("engines"):
+        psutil.Process(pid).send_signal(signal.SIGUSR1)
+        while b"engines have said" not in (said := log.read_bytes()[told:]):
+            if time.monotonic() > deadline:
+                raise MeasureError("the light engines do not say how late they were")
+            time.sleep(0.05)
+        return _said(said.decode(errors="replace"))
+    return {}
+
+
 def kept_time(log: Path) -> dict[str, dict[str, float]]:
-    """What the engines said at their end, by engine: steps, work a step, and by how much they were late."""
+    """What the engines said of their time, by engine: steps, work a step, and by how much they were late."""
+    return _said(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _said(text: str) -> dict[str, dict[str, float]]:
     return {
         name: {"steps": int(steps), "work_us": float(work), "late_p50_ms": float(half), "late_p99_ms": float(most)}
-        for name, steps, work, half, most in _LATE.findall(log.read_text(encoding="utf-8", errors="replace"))
+        for name, steps, work, half, most in _LATE.findall(text)
     }
 
 
 def run(
-    name: str, arms: Sequence[ServerArm], starts: int, load: Load, host: Host = USUAL_HOST
+    name: str,
+    arms: Sequence[ServerArm],
+    starts: int,
+    load: Load,
+    host: Host = USUAL_HOST,
+    *,
+    goes_on: bool = False,
+    minutes: float = math.inf,
+    of_start: Callable[..., Start] = measure,
 ) -> dict[str, list[Start]]:
-    """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``."""
+    """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``.
+
+    Args:
+        name: Of the file.
+        arms: The arms.
+        starts: Of each.
+        load: What they are asked.
+        host: What they run on.
+        goes_on: Starts that the file has of the same load count.
+        minutes: As of `whole_server.run_starts`.
+        of_start: `measure` or `capacity`.
+    """
 
     def start(arm: ServerArm, model: Path, log: Path) -> Start:
-        return {"load": load, "host": host, **measure(arm, load, model, log, host)}
+        return {"load": load, "host": host, **of_start(arm, load, model, log, host)}
 
-    return whole_server.run_starts(name, arms, starts, load.model, start)
-
-
-def judged(load: Load) -> list[Rows]:
-    """The rows that get a verdict, level by level, each a family of its own whose first row is the primary one.
-
-    Nine at most, so that six starts can tell a difference in each.
-    """
-    return [_judged(load, level) for level in load.levels]
-
-
-def _judged(load: Load, level: float) -> Rows:
-    names: list[str] = [Figure.E2E, Figure.E2E_P99]
-    if load.streamed:
-        if load.loop == "open":
-            audio = [Figure.TTFP, Figure.TTFP_P99]
-        elif load.count(level) > load.first_wave(level):
-            audio = [Figure.LATER_TTFP, Figure.LATER_TTFP_P99]
-        else:
-            audio = [Figure.FIRST_TTFP, Figure.FIRST_TTFP_P99]
-        names = [*audio, Figure.E2E, Figure.DRY, Figure.GAP]
-        if load.api == "chat":
-            names += [Figure.FIRST_TEXT, Figure.TEXT_GAP_P99]
-    if load.loop == "closed":
-        names.append(Figure.THROUGHPUT)
-    names.append(Figure.PROCESS_MS)
-    return {(f"{level:g}", name): measure_of(level, name, higher=name == Figure.THROUGHPUT) for name in names}
+    of = {"load": load, "host": host, "what": of_start.__name__} if goes_on else None
+    return whole_server.run_starts(name, arms, starts, load.model, start, of=of, minutes=minutes)

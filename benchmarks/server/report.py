@@ -1,4 +1,4 @@
-"""The table of a run."""
+"""The tables of a run."""
 
 from __future__ import annotations
 
@@ -7,77 +7,158 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.rigs import about, results
-from benchmarks.rigs.whole_server import judge, widest
-from benchmarks.server.figures import Figure
+from benchmarks.rigs.whole_server import Rows, judge, measure_of, widest
+from benchmarks.server.arms import STOCK
+from benchmarks.server.figures import INSTRUMENT, Figure, figures
 from benchmarks.server.load import Load
-from benchmarks.server.measure import Host, Start, judged
+from benchmarks.server.measure import LADDER, MORE_DRY_MS, TIMES_AUDIO, Host, Start, unfit
 from omni_fastpath.tools.ab import verdict
 
-LATE_MS = 1.0
-"""Where 99 of 100 steps of an engine are not within this, the table says so."""
+Found = Mapping[str, Sequence[Start]]
+"""The starts by arm."""
+
+PARTS_FIGURES = (
+    *(Figure.TEXT, Figure.TEXT_P99, Figure.AUDIO, Figure.AUDIO_P99, Figure.DRY_P99),
+    *(Figure.GAP, Figure.TEXT_GAP_P99, Figure.E2E, Figure.RATE, Figure.PROCESS_MS),
+)
+"""Of the table of parts. At most nine besides the first get a verdict with six starts: also those of the main table."""
 
 
-def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
-    stock = [name for name in names if name in ("stock", "event")] or [names[0]]
-    ours = [name for name in names if name.startswith(("fastpath", "only-")) and name not in stock]
-    return [(a, b) for b in ours or [name for name in names if name != stock[0]] for a in stock if a != b]
-
-
-def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
-    """A row for each level and figure: medians, the widest ratio of an arm's starts; verdicts, given two arms."""
-    starts = max(len(each) for each in found.values())
+def show(found: Found, load: Load, host: Host) -> None:
+    """A row for each level and figure: medians, the limit, the widest ratio of an arm's starts; verdicts."""
     rows: list[list[str]] = []
+    last = "default" if "default" in found else list(found)[-1]
     for level in load.levels:
+        limit = figures(load.limit(level))
         for name in Figure:
             values = [_values(each, level, name) for each in found.values()]
-            if any(values):
-                medians = [f"{statistics.median(each):.1f}" if each else "-" for each in values]
-                rows.append([name, f"{level:g}", *medians, f"{widest(values):.2f}" if starts > 1 else ""])
+            if not any(values):
+                continue
+            ours, least = _median(_values(found[last], level, name)), limit.get(name, math.nan)
+            share = f"{ours / least:.2f}" if least and not math.isnan(ours / least) else ""
+            spread = f"{widest(values):.2f}" if name not in INSTRUMENT else ""
+            rows.append([name, f"{level:g}", *(_shown(_median(each)) for each in values), _shown(least), share, spread])
         rows.append([])
+    counts = ", ".join(f"{len(each)} of {arm}" for arm, each in found.items())
     results.show(
-        f"Whole server on {host}: {load}; {starts} starts an arm: median; A/A: widest ratio of two starts of one arm",
-        ("figure", "rate" if load.loop == "open" else "streams", *found, "A/A"),
+        f"Whole server on {host}: {load}; starts: {counts}: medians; A/A: widest ratio of two starts of one arm",
+        ("figure", "rate" if load.loop == "open" else "streams", *found, "limit", f"{last} / limit", "A/A"),
         rows,
     )
-    if pairs(list(found)):
-        _show_verdicts(found, load)
-    print(alike(found), kept(start["engines"] for each in found.values() for start in each), about.line(), sep="\n")
+    _show_verdicts(found, load)
+    _say(found, load)
+
+
+def _show_verdicts(found: Found, load: Load) -> None:
+    stock = [name for name in found if name.removesuffix("-2api") in STOCK] or [*found][:1]
+    compared = [(a, b) for b in found if b not in stock for a in stock]
+    table: list[list[str]] = []
+    for level in load.levels:
+        rows = _judged(load, level, found)
+        if not compared or not rows or _unfit(found, level):
+            continue
+        arms = {arm: [start["figures"] for start in each] for arm, each in found.items()}
+        verdicts = [judge(arms[a], arms[b], rows) for a, b in compared]
+        for (_, name), row in rows.items():
+            cells = [row.title]
+            for (a, b), said in zip(compared, verdicts, strict=True):
+                ratio = _median(_values(found[b], level, name)) / (_median(_values(found[a], level, name)) or math.nan)
+                cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else f"{ratio:.2f}")
+            table.append(cells)
+        table.append([])
+    if table:
+        title = "Ratios of medians, and verdicts, of each level by itself"
+        results.show(title, ("row", *(f"{b} / {a}" for a, b in compared)), table)
+        print(verdict.legend(next(iter(rows.values())), len(rows) - 1, min(map(len, found.values()))))
+
+
+def _judged(load: Load, level: float, found: Found) -> Rows:
+    """The rows of a level that get a verdict, a family of its own whose first row is the primary one."""
+    first = Figure.TEXT if load.kind == "text" else Figure.AUDIO
+    names = [first, *(name for name in PARTS_FIGURES if name is not first)]
+    names = [name for name in names if any(_values(each, level, name) for each in found.values())]
+    if load.loop == "open":
+        names.remove(Figure.RATE)
+    return {(f"{level:g}", name): measure_of(level, name, higher=name is Figure.RATE) for name in names}
+
+
+def show_parts(found: Found, load: Load, host: Host) -> None:
+    """For each level a row for each arm: its figures as ratios to those of the first arm, the default set.
+
+    A star: every start of the arm is beyond the first one's starts on the same side.
+    """
+    base, *others = found
+    for level in load.levels:
+        names = [name for name in PARTS_FIGURES if any(_values(found[base], level, name))]
+        usual = {name: _values(found[base], level, name) for name in names}
+        rows = [[f"{base}, {len(found[base])} starts", *(_shown(_median(usual[name])) for name in names)]]
+        rows.append(["its starts", *(f"{min(each):.4g} to {max(each):.4g}" for each in usual.values())])
+        rows.append([])
+        for arm in others:
+            cells = [f"{arm}, {len(found[arm])}"]
+            for name, given in usual.items():
+                values = _values(found[arm], level, name)
+                beyond = values and (min(values) > max(given) or max(values) < min(given))
+                ratio = _median(values) / (_median(given) or math.nan)
+                cells.append(f"{ratio:.2f}{'*' if beyond else ' '}")
+            rows.append(cells)
+        title = f"{host}: {load}, {level:g}: ratios to {base}; *: no start within its starts"
+        results.show(title, ("arm, starts", *names), rows)
+    _say(found, load)
+
+
+def show_capacity(found: Found, load: Load, host: Host) -> None:
+    """The most streams of each start, and what was tried."""
+    rows = [
+        [arm, " ".join(str(start["capacity"]) for start in starts), f"{_median([s['capacity'] for s in starts]):g}"]
+        for arm, starts in found.items()
+        if starts
+    ]
+    title = (
+        f"{host}: {load}: the most streams at which first audio p99 is at most {TIMES_AUDIO:g} times the limit's and "
+        f"underrun p99 at most {MORE_DRY_MS:g} ms above it; steps: {LADDER}"
+    )
+    results.show(title, ("arm", "starts", "median"), rows)
+    for arm, starts in found.items():
+        for start in starts:
+            for level, given in sorted(start["figures"].items(), key=lambda each: float(each[0])):
+                dry, audio = _shown(given[Figure.DRY_P99]), _shown(given[Figure.AUDIO_P99])
+                print(f"{arm} at {level}: first audio p99 {audio} ms, underrun p99 {dry} ms, {unfit(given) or 'fit'}")
+    print(about.line())
+
+
+def _say(found: Found, load: Load) -> None:
+    """Under a table: levels that measured this machine, whether the answers are alike, and where it was."""
+    for level in load.levels:
+        if said := _unfit(found, level):
+            print(f"{level:g} MEASURED THIS MACHINE and is not judged: {'; '.join(said)}.")
+    print(alike(found), about.line(), sep="\n")
+
+
+def _unfit(found: Found, level: float) -> list[str]:
+    starts = [(arm, start["figures"][f"{level:g}"]) for arm, each in found.items() for start in each]
+    return [f"{arm}: {said}" for arm, given in starts if (said := unfit(given))]
 
 
 def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
-    values = (_read(level, name, start) for start in starts)
+    values = (float(start["figures"][f"{level:g}"].get(name, math.nan)) for start in starts)
     return [value for value in values if not math.isnan(value)]
 
 
-def _read(level: float, name: str, start: Start) -> float:
-    return float(start["figures"][f"{level:g}"].get(name, math.nan))
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else math.nan
 
 
-def _show_verdicts(found: Mapping[str, Sequence[Start]], load: Load) -> None:
-    compared = pairs(list(found))
-    figures = {arm: [start["figures"] for start in each] for arm, each in found.items()}
-    table: list[list[str]] = []
-    for rows in judged(load):
-        verdicts = [judge(figures[a], figures[b], rows) for a, b in compared]
-        for (level, name), row in rows.items():
-            cells = [row.title]
-            for (a, b), said in zip(compared, verdicts, strict=True):
-                one, other = (_values(found[arm], float(level), name) for arm in (a, b))
-                base = statistics.median(one) if one else 0.0
-                ratio = statistics.median(other) / base if base and other else math.nan
-                cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else "-")
-            table.append(cells)
-        table.append([])
-    title = "Ratios of medians, and verdicts, of each level by itself"
-    results.show(title, ("row", *(f"{b} / {a}" for a, b in compared)), table)
-    starts = min(len(each) for each in found.values())
-    print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
+def _shown(value: float) -> str:
+    """A number, to three digits or to one."""
+    return "-" if math.isnan(value) else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def alike(found: Mapping[str, Sequence[Start]]) -> str:
+def alike(found: Found) -> str:
     """One line: whether every start answered as the first one did: text, tokens, audio, usage, ends."""
     starts = [(arm, start["answers"]) for arm, each in found.items() for start in each]
+    if not starts:
+        return "No start so far."
     (first_arm, first), *others = starts
     compared = 0
     for arm, answers in others:
@@ -88,13 +169,3 @@ def alike(found: Mapping[str, Sequence[Start]]) -> str:
                 where = f"{len(unequal)} of {len(digests)} at {level}, the first is request {unequal[0]}"
                 return f"THE ANSWERS DIFFER: {arm} against {first_arm}: {where}."
     return f"Answers: all starts alike, byte by byte, in {compared} comparisons with the first start."
-
-
-def kept(starts: Iterable[Mapping[str, Mapping[str, float]]]) -> str:
-    """One line: how late the light engines were at worst, over what they said in all starts."""
-    engines = [engine for start in starts for engine in start.values()]
-    if not engines:
-        return "The light engines said nothing of their time."
-    half, most = (max(engine[name] for engine in engines) for name in ("late_p50_ms", "late_p99_ms"))
-    said = f"Light engines late by {half:.2f} ms (half of the steps, worst engine), {most:.2f} ms (99 of 100)"
-    return f"{said}: more than {LATE_MS:g} ms, which is in the figures above." if most > LATE_MS else f"{said}."

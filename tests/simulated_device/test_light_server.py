@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from benchmarks.limit import limit_of
 from benchmarks.rigs import server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.captures import differences, run_closed_loop
@@ -22,7 +23,7 @@ from tests.simulated_device import raw_outputs
 
 pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
-FAST = {"*": {"base_ms": 4, "max_frames": 60}, "talker": {"frames_per_token": 2}}
+FAST = {"*": {"base_ms": 4, "saturating_ms": 0, "max_frames": 60}, "talker": {"alone_ms": 0, "frames_per_token": 2}}
 
 CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
@@ -33,7 +34,7 @@ def recorded(
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The answers, and every raw output behind them."""
     variables = raw_outputs.plugin(folder / f"{kind}-{device}")
-    environment = {**whole_server.environment(arm, FAST, light=device == "light"), **variables}
+    environment = {**whole_server.environment(arm, {"stages": FAST}, light=device == "light"), **variables}
     with Server(whole_server.model_folder(kind), whole_server.deploy(deploy), environment=environment) as server:
         captures = run_closed_loop(server.url, requests, 1)
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
@@ -81,3 +82,18 @@ def test_light_engines_are_alike(tmp_path: Path, kind: str, deploy: str, request
         for number, (mine, their) in enumerate(zip(entries(ours)[stage], wanted, strict=True)):
             assert mine == their, f"stage {stage}, request {number}"
     assert shapes(ours) == shapes(theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "deploy", "requests"),
+    [("qwen3_omni", "qwen3_omni_2x.yaml", CHAT), ("qwen3_tts", "qwen3_tts_v2.yaml", SPEECH)],
+)
+def test_the_limit_has_the_servers_answers(kind: str, deploy: str, requests: Sequence[Request]) -> None:
+    """As much text, and audio pieces as long, as a light server's clients get."""
+    device = {"stages": {"talker": {"frames_per_token": 2}}}
+    environment = whole_server.environment(Arm("stock"), device, light=True)
+    with Server(whole_server.model_folder(kind), whole_server.deploy(deploy), environment=environment) as server:
+        captures = run_closed_loop(server.url, requests, 1)
+    found = limit_of(requests, kind, deploy, device, streams=1)
+    assert [len(each.text) for each in found] == [len(each.text) for each in captures]
+    assert [len(each.audio) for each in found] == [len(each.audio) for each in captures]

@@ -7,6 +7,9 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where upstream's connector keeps its chunks
 
+FLAT = {"alone_ms": 0, "saturating_ms": 0, "per_req_us": 0, "per_token_us": 0}
+"""What the step of an H100 has besides its fixed part: none of it."""
+
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -42,7 +42,7 @@ from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools.ab import capture as captures
 from omni_fastpath.tools.ab.capture import Capture, answers_differ, chat_request
-from tests.trust import SHARED_MEMORY, broken, injected
+from tests.trust import FLAT, SHARED_MEMORY, broken, injected
 
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"} | {each.env: "1" for each in PATCHES if not each.default_on})
 STREAMS, LATER, MANY = 8, 4, 16
@@ -50,7 +50,7 @@ TOKENS, LONG = 300, 2500
 """Of an answer; the long one is more than sockets hold."""
 STATEMENTS = 300
 """Of a patch; the exception is at one of them."""
-STAGES = {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
+STAGES = {"*": FLAT, "thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
 LIMIT_S = 120.0
 """After the fault; a request that has not ended by then is lost."""
 LOST = "it did not end"
@@ -60,7 +60,8 @@ STOPPED_S = 4.0
 HOLD_ON_S = 20.0
 """How long clients wait after SIGTERM."""
 READ_BUFFER = 1 << 19
-_REPLICAS = {1: ("", ""), 2: ('devices: "2"', 'devices: "2,3"\n    num_replicas: 2')}
+_LAST = 'stage_id: 2\n    devices: "1'
+_REPLICAS = {1: ("", ""), 2: (f'{_LAST}"', f'{_LAST},2"\n    num_replicas: 2')}
 """Of the last stage: what its deploy YAML says, and what in its place."""
 _PRIVATE = "TEST_FAULTS_PRIVATE_SHM"
 _MOUNT = 'mount -t tmpfs -o size=512m tmpfs /dev/shm && exec "$@"'
@@ -302,7 +303,7 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
 
 
 def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Served:
-    environment = whole_server.environment(arm, STAGES, light=world.light)
+    environment = whole_server.environment(arm, {"stages": STAGES}, light=world.light)
     environment["VLLM_OMNI_INPUT_WAIT_TIMEOUT_S"] = str(CHUNK_WAIT_S)
     environment["PYTHONPATH"] = injected.plugin(work / arm.name)
     environment[broken.VARIABLE] = str(work / arm.name / "breaks")

@@ -47,9 +47,10 @@ from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, send, session
-from tests.trust import SHARED_MEMORY, counts
+from tests.trust import FLAT, SHARED_MEMORY, counts
 
 STEPS = {
+    "*": FLAT,
     "thinker": {"base_ms": 120},
     "talker": {"base_ms": 100, "min_frames": 8, "max_frames": 30},
     "code2wav": {"base_ms": 80},
@@ -66,9 +67,9 @@ REST_S = 15.0
 
 STOCK = "stock"
 SIDES: Mapping[str, tuple[ServerArm, float]] = {
-    STOCK: (ARMS[STOCK], 0.8),
-    "fastpath": (ARMS["fastpath"], 0.8),
-    "beyond": (dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
+    STOCK: (ARMS["poll"], 0.8),
+    "fastpath": (ARMS["default"], 0.8),
+    "beyond": (dataclasses.replace(ARMS["default"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
 }
 """The arm of each side, and its load as a multiple of the capacity."""
 MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
@@ -93,8 +94,8 @@ class Watched:
         self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
         deploy = folder / f"{name}.yaml"
         text = whole_server.deploy("qwen3_omni.yaml").read_text()
-        deploy.write_text(text.replace("max_num_seqs: 128", f"max_num_seqs: {SLOTS}"))
-        environment = {**whole_server.environment(arm, STEPS), **counts.plugin(self._plugin)}
+        deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
+        environment = {**whole_server.environment(arm, {"stages": STEPS}), **counts.plugin(self._plugin)}
         model = whole_server.model_folder("qwen3_omni")
         self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)
 

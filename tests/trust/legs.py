@@ -39,7 +39,6 @@ ARMS = (
     Arm("fastpath", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_QUEUE_METRICS": "1"}),
 )
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
-STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
 TOKENS, LOAD_TOKENS = 8, 40
 PROBES = 40
 """Requests of the client at each level."""
@@ -135,7 +134,7 @@ def _rows(probes: Sequence[Probe], seen: Sequence[tuple[str, str, list[float]]])
 
 
 def _server(chosen: Arm, deploy: str, work: Path) -> Server:
-    environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in STEP_MS.items()}, light=True)
+    environment = whole_server.environment(chosen, light=True)
     environment["PYTHONPATH"] = distribution(Path(tempfile.mkdtemp(dir=work)), "legs", _ENTRY_POINTS)
     environment[_FILE] = str(work / "legs.jsonl")
     model = whole_server.model_folder("qwen3_omni")

@@ -28,17 +28,18 @@ from dataclasses import dataclass, replace
 import aiohttp
 from rich.console import Console
 
-from benchmarks.rigs import about, results, server_arms, user_arms, whole_server
+from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.captures import in_flight
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, positive
-from tests.trust import kinds
+from tests.trust import FLAT, kinds
 from tests.trust.kinds import Asked, Kinds
 
 STREAMS = 6
-STAGES = {name: {"base_ms": ms} for name, ms in (("thinker", 12), ("talker", 10), ("qwen3_tts", 3), ("code2wav", 5))}
+STEPS_MS = {"thinker": 12, "talker": 10, "qwen3_tts": 3, "code2wav": 5}
+STAGES = {"*": FLAT, **{name: {"base_ms": ms} for name, ms in STEPS_MS.items()}}
 """Step times that stock sustains on two cores. With shorter ones it loses audio."""
 LOST = "without the end of its audio"
 
@@ -363,7 +364,7 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
     server = Server(
         whole_server.model_folder(model.name),
         whole_server.deploy(model.deploy),
-        environment=whole_server.environment(replace(arm, event_driven=model.event_driven), STAGES),
+        environment=whole_server.environment(replace(arm, event_driven=model.event_driven), {"stages": STAGES}),
         arguments=model.arguments,
         log_path=results.FOLDER.resolve() / "parity-logs" / f"{model.name}-{arm.name}.log",
     )
@@ -383,7 +384,7 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
         found = server_arms.prove(server, arm, roles)["api"].patches
     if arm.on:
-        user_arms.check_engaged({}, {name: each.counters or {} for name, each in found.items()}, len(parts[1][0]) // 2)
+        server_arms.check_engaged({name: each.counters or {} for name, each in found.items()}, len(parts[1][0]) // 2)
     return Start(answers, counters)
 
 

@@ -7,9 +7,9 @@ that follow from the content of the request alone, so that two servers can be co
 The package is inert unless ``OMNI_SIMULATED_DEVICE=1``; with ``real`` the device is the processor and the model a
 tiny real one (see `real_worker`), with ``light`` there are no stage processes (see `light`).
 ``OMNI_SIMULATED_DEVICE_CONFIG`` holds the settings, as JSON text or as the path of a JSON file (see `config`);
-``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see `slow_sends`), ``OMNI_SIMULATED_DEVICE_DEPTHS`` lets an API
-process write down how long its queue is (see `depths`). This module is imported in every process that
-vLLM starts, so it imports nothing but the standard library.
+``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see `slow_sends`), ``OMNI_SIMULATED_DEVICE_WITHOUT`` takes parts
+out of omni-fastpath's patches (see `without`). This module is imported in every process that vLLM starts, so it imports
+nothing but the standard library.
 """
 
 import os
@@ -17,7 +17,7 @@ import os
 ENABLE_VARIABLE = "OMNI_SIMULATED_DEVICE"
 CONFIG_VARIABLE = "OMNI_SIMULATED_DEVICE_CONFIG"
 SLOW_SENDS_VARIABLE = "OMNI_SIMULATED_DEVICE_SLOW_SENDS"
-DEPTHS_VARIABLE = "OMNI_SIMULATED_DEVICE_DEPTHS"
+WITHOUT_VARIABLE = "OMNI_SIMULATED_DEVICE_WITHOUT"
 
 
 def enabled() -> bool:
@@ -42,8 +42,8 @@ def _platform(name: str) -> str | None:
         from omni_simulated_device import slow_sends
 
         slow_sends.arm()
-    if path := os.environ.get(DEPTHS_VARIABLE):
-        from omni_simulated_device import depths
+    if parts := os.environ.get(WITHOUT_VARIABLE):
+        from omni_simulated_device import without
 
-        depths.start(path)
+        without.take_out(parts)
     return name

@@ -76,7 +76,7 @@ def write_qwen3_omni(folder: Path, config: Mapping[str, Any] | None = None) -> N
     )
     _write(folder / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
     _write(folder / "generation_config.json", {"eos_token_id": [151645, 151643], "talker_max_new_tokens": 4096})
-    _write(folder / "config.json", config or _qwen3_omni_config())
+    _write(folder / "config.json", config or _published("qwen3_omni"))
 
 
 def write_qwen3_tts(folder: Path) -> None:
@@ -88,7 +88,7 @@ def write_qwen3_tts(folder: Path) -> None:
         folder / "generation_config.json",
         {"do_sample": True, "temperature": 0.9, "top_k": 50, "max_new_tokens": 4096},
     )
-    _write(folder / "config.json", _qwen3_tts_config(ids))
+    _write(folder / "config.json", _published("qwen3_tts"))
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
@@ -128,79 +128,9 @@ def _write_tokenizer(
     fast.save_pretrained(folder)
 
 
-def _qwen3_omni_config() -> dict[str, Any]:
-    """What differs from transformers' defaults; these are the published model's layer widths."""
-    rope = {**_ROPE, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
-    return {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "model_type": "qwen3_omni_moe",
-        "torch_dtype": "bfloat16",
-        "thinker_config": {
-            "audio_token_id": 151675,
-            "vision_start_token_id": 151652,
-            "audio_start_token_id": 151669,
-            "audio_end_token_id": 151670,
-            "vision_end_token_id": 151653,
-            "position_id_per_seconds": 13,
-            "text_config": {
-                "vocab_size": 152064,
-                "intermediate_size": 768,
-                "num_hidden_layers": 48,
-                "num_attention_heads": 32,
-                "head_dim": 128,
-                "max_position_embeddings": 65536,
-                "rope_theta": 1000000,
-                "rope_scaling": rope,
-            },
-            "audio_config": {
-                "d_model": 64,
-                "encoder_layers": 1,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 128,
-                "output_dim": 2048,
-                "n_window_infer": 400,
-                "downsample_hidden_size": 32,
-            },
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 64,
-                "num_heads": 2,
-                "intermediate_size": 128,
-                "out_hidden_size": 2048,
-                "image_size": 768,
-                "deepstack_visual_indexes": [0],
-                "apply_vit_abs_pos_embed": True,
-            },
-        },
-        "talker_config": {
-            "audio_token_id": 151675,
-            "accept_hidden_layer": 24,
-            "num_code_groups": 16,
-            "codec_pad_id": 2148,
-            "codec_bos_id": 2149,
-            "codec_eos_token_id": 2150,
-            "codec_nothink_id": 2155,
-            "codec_think_bos_id": 2156,
-            "codec_think_eos_id": 2157,
-            "position_id_per_seconds": 13,
-            "speaker_id": {"chelsie": 2301, "ethan": 2302},
-            "text_config": {
-                "intermediate_size": 768,
-                "head_dim": 128,
-                "norm_topk_prob": True,
-                "max_position_embeddings": 65536,
-                "rope_scaling": rope,
-                "shared_expert_intermediate_size": 768,
-            },
-            "code_predictor_config": {"intermediate_size": 128, "num_code_groups": 16, "rope_theta": 1000000},
-        },
-        "code2wav_config": {"intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2},
-    }
-
-
 def _qwen3_omni_tiny_config() -> dict[str, Any]:
     """A few narrow layers; token ids and the number of codebooks are those of the large one."""
-    config = _qwen3_omni_config()
+    config = _published("qwen3_omni")
     thinker, talker = config["thinker_config"], config["talker_config"]
     width, talker_width = 128, 64
     attention = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
@@ -222,50 +152,11 @@ def _qwen3_omni_tiny_config() -> dict[str, Any]:
     return config
 
 
-def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
-    """What differs from the defaults of vLLM-Omni's configuration class."""
-    sizes = {
-        "hidden_size": 128,
-        "head_dim": 64,
-        "intermediate_size": 256,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_code_groups": 16,
-        "rope_theta": 1000000,
-    }
-    return {
-        "architectures": ["Qwen3TTSForConditionalGeneration"],
-        "model_type": "qwen3_tts",
-        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "0b6",
-        "tts_model_type": "custom_voice",
-        "torch_dtype": "bfloat16",
-        "im_start_token_id": ids["<|im_start|>"],
-        "im_end_token_id": ids["<|im_end|>"],
-        "tts_pad_token_id": ids["<tts_pad>"],
-        "tts_bos_token_id": ids["<tts_text_bos>"],
-        "tts_eos_token_id": ids["<tts_text_eod>"],
-        "talker_config": {
-            **sizes,
-            "num_hidden_layers": 2,
-            "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10]},
-            "text_hidden_size": 128,
-            "text_vocab_size": 512,
-            "codec_pad_id": 2148,
-            "codec_bos_id": 2149,
-            "codec_eos_token_id": 2150,
-            "codec_think_id": 2154,
-            "codec_nothink_id": 2155,
-            "codec_think_bos_id": 2156,
-            "codec_think_eos_id": 2157,
-            "position_id_per_seconds": 13,
-            "spk_id": {"vivian": 3065, "ryan": 3061},
-            "spk_is_dialect": {"vivian": False, "ryan": False},
-            "codec_language_id": {"english": 2050, "chinese": 2055},
-            "code_predictor_config": {**sizes, "num_hidden_layers": 1, "max_position_embeddings": 65536},
-        },
-        "speaker_encoder_config": {"enc_dim": 128},
-    }
+def _published(model: str) -> dict[str, Any]:
+    """What differs from the defaults of the configuration classes; widths between stages are the published ones."""
+    path = Path(__file__).parent / "configs" / f"{model}.json"
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
 
 
 WRITERS = {

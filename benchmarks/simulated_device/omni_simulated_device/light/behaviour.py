@@ -41,6 +41,8 @@ class Live:
     Attributes:
         request: What was asked.
         stream: What it has in all stages.
+        queued_at: When it came.
+        computed: Tokens of a prompt that takes several steps that earlier ones have computed.
         outputs: How many outputs it has had here.
         frames: Talkers: what it has said so far.
         sent: Talkers: how many of them code2wav was sent.
@@ -52,6 +54,8 @@ class Live:
 
     request: Request
     stream: Stream
+    queued_at: float
+    computed: int = 0
     outputs: int = 0
     frames: list[list[int]] = dataclasses.field(default_factory=list)
     sent: int = 0
@@ -113,8 +117,12 @@ class StageSpec:
     settings: StageSettings
 
 
-class _Behaviour:
-    """A stage: who can make a step, what it costs, what comes out."""
+class Behaviour:
+    """A stage: who can make a step, what it costs, what comes out.
+
+    Attributes:
+        spec: Its deployment.
+    """
 
     samples_tokens: ClassVar[bool] = True
 
@@ -155,7 +163,7 @@ def _sampling_seed(request: Request) -> int | None:
     return content.sampling_seed(request.params.get("seed"), request.params.get("temperature", 1.0))
 
 
-class Thinker(_Behaviour):
+class Thinker(Behaviour):
     """Qwen3-Omni stage 0: one text token a step; the talker gets a chunk from the second one on."""
 
     def begin(self, live: Live) -> None:
@@ -190,7 +198,7 @@ class Thinker(_Behaviour):
         return Answer([token], None, finish, stop, arrive if rows and stream.final_stage != 0 else None)
 
 
-class _Talker(_Behaviour):
+class _Talker(Behaviour):
     """One codec frame a step, told in the step after; code2wav gets them in chunks."""
 
     def answer(self, live: Live) -> Answer:
@@ -260,7 +268,7 @@ class SpeechTalker(_Talker):
         stream.key = content.content_key(self.spec.seed, "speech", request.prompt, spoken, _sampling_seed(request))
 
 
-class Code2Wav(_Behaviour):
+class Code2Wav(Behaviour):
     """Last stage: a chunk's audio, after as many outputs without audio as the settings say."""
 
     samples_tokens = False
@@ -293,7 +301,7 @@ class Code2Wav(_Behaviour):
         return {"model_outputs": ("float32", wave.reshape(1, -1)), "sr": ("int32", rate)}
 
 
-BEHAVIOURS: dict[str, type[_Behaviour]] = {
+BEHAVIOURS: dict[str, type[Behaviour]] = {
     "thinker": Thinker,
     "talker": OmniTalker,
     "qwen3_tts": SpeechTalker,
@@ -301,6 +309,6 @@ BEHAVIOURS: dict[str, type[_Behaviour]] = {
 }
 
 
-def build(spec: StageSpec, kept_back: KeptBack) -> _Behaviour:
+def build(spec: StageSpec, kept_back: KeptBack) -> Behaviour:
     """The behaviour of a stage."""
     return BEHAVIOURS[spec.model_stage](spec, kept_back)

@@ -1,6 +1,6 @@
 """The process of all light engines of a server: ``python -m omni_simulated_device.light.host DESCRIPTOR``.
 
-The descriptor is one end of a socket pair with the server. Each message on it is an engine (`engine.Spec`) and carries
+The descriptor is one end of a socket pair with the server. Each message on it is an engine (`sender.Spec`) and carries
 a descriptor of a pair of the engine's own: when the server closes that, or writes its end of file, the engine ends and
 closes it in turn; when the server's end of the first one is gone, everything ends. An error of an engine is written
 into its pair before that is closed.
@@ -28,8 +28,10 @@ from typing import Any
 
 import msgspec
 
-from omni_simulated_device.light.engine import Engine, Spec
+from omni_simulated_device.light import behaviour
+from omni_simulated_device.light.engine import Engine
 from omni_simulated_device.light.fastpath import Published
+from omni_simulated_device.light.sender import Sender, Spec
 from omni_simulated_device.light.stream import Streams
 from omni_simulated_device.light.wire import Decoder
 
@@ -46,7 +48,7 @@ CLOSE_S = 5.0
 NICE = -10
 
 LAST_WORDS = "%s: %d steps, %.0f us of work each, late by %.2f ms (half of them), %.2f ms (99 of 100), %.2f ms at most"
-"""What an engine logs at its end: a benchmark must know whether its instrument kept time."""
+"""What an engine logs at its end, and after SIGUSR1: a benchmark must know whether its instrument kept time."""
 
 UTILITIES: dict[str, Any] = {
     "get_supported_tasks": ["generate"],
@@ -107,7 +109,7 @@ class Connection:
     def __init__(self, spec: Spec, pair: socket.socket, context: Any) -> None:
         self.spec, self.pair = spec, pair
         self.decoder = Decoder(spec.request)
-        self.engine: Engine | None = None
+        self.engine: tuple[Engine, Sender] | None = None
         self.inputs: list[Any] = []
         self.handshake: Any = self._dealer(context, spec.handshake)
         self.handshake.send(self._status("HELLO"))
@@ -160,6 +162,15 @@ class Host:
         self._clock.run()
         thread.join(CLOSE_S)
         self._context.destroy(linger=0)
+
+    def report(self, *_signal: object) -> None:
+        """Let each engine say how late it was since it last did; in the clock's thread."""
+        for connection in {id(each): each for each in list(self._by_socket.values())}.values():
+            if connection.engine is not None:
+                engine, sender = connection.engine
+                report(connection.spec.name, engine, sender)
+                sender.late_s.clear()
+        logger.info("all engines have said how late they were")
 
     def _receive(self) -> None:
         self._poller.register(self._control.fileno(), zmq.POLLIN)
@@ -222,30 +233,33 @@ class Host:
             self._end(connection, error)
 
     def _start(self, connection: Connection, outputs: list[str]) -> None:
-        kept_back = self._published.kept_back
-        connection.engine = Engine(connection.spec, outputs, self._context, self._streams, self._clock.later, kept_back)
+        spec = connection.spec
+        made = behaviour.build(spec.behaviour, self._published.kept_back)
+        sender = Sender(spec, outputs, self._context, samples_tokens=made.samples_tokens)
+        engine = Engine(spec.stage, made, spec.slots, spec.budget, self._streams, self._clock.later, sender)
+        connection.engine = engine, sender
 
     def _take(self, found: Any, connection: Connection) -> None:
         """One message of a client."""
         kind, *frames = found.recv_multipart()
         if kind == ADD:
             request = connection.decoder.request(frames[0])
-            self._soon(connection, lambda engine, now: engine.add(request, now))
+            self._soon(connection, lambda engine, _sender, now: engine.add(request, now))
         elif kind == ABORT:
             names = connection.decoder.plain(frames[0])
-            self._soon(connection, lambda engine, _now: engine.abort(names))
+            self._soon(connection, lambda engine, _sender, _now: engine.abort(names))
         elif kind == UTILITY:
             client, call, method, _arguments = connection.decoder.plain(frames[0])
             failure = None if method in UTILITIES else f"Call to {method} method failed: light engines have none"
             result = UTILITIES.get(method)
-            self._soon(connection, lambda engine, _now: engine.answer_utility(client, call, failure, result))
+            self._soon(connection, lambda _engine, sender, _now: sender.answer_utility(client, call, failure, result))
 
-    def _soon(self, connection: Connection, task: Callable[[Engine, float], None]) -> None:
+    def _soon(self, connection: Connection, task: Callable[[Engine, Sender, float], None]) -> None:
         """Let an engine do something in the clock's thread, if it has not ended by then."""
 
         def run(now: float) -> None:
             if connection.engine is not None:
-                task(connection.engine, now)
+                task(*connection.engine, now)
 
         self._clock.soon(run)
 
@@ -259,21 +273,23 @@ class Host:
 
         def close(_now: float) -> None:
             if connection.engine is not None:
-                connection.engine.close()
-                report(connection.engine)
+                engine, sender = connection.engine
+                engine.abort()
+                sender.close()
+                report(connection.spec.name, engine, sender)
                 connection.engine = None
             self._say(connection.pair, error)
 
         self._clock.soon(close)
 
 
-def report(engine: Engine) -> None:
+def report(name: str, engine: Engine, sender: Sender) -> None:
     """Log an engine's last words."""
-    late = sorted(engine.late_s)
+    late = sorted(sender.late_s)
     if late:
         logger.info(
             LAST_WORDS,
-            engine.spec.name,
+            name,
             engine.steps,
             engine.busy_s / engine.steps * 1e6,
             late[len(late) // 2] * 1e3,
@@ -293,7 +309,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     logger.info("ready")
-    Host(control).run()
+    host = Host(control)
+    signal.signal(signal.SIGUSR1, host.report)
+    host.run()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from vllm.v1.engine.utils import CoreEngineProcManager
 from omni_simulated_device import config
 from omni_simulated_device.light import fastpath
 from omni_simulated_device.light.behaviour import BEHAVIOURS, StageSpec
-from omni_simulated_device.light.engine import Spec
+from omni_simulated_device.light.sender import Spec
 from omni_simulated_device.light.wire import Layout
 
 logger = logging.getLogger("vllm.omni_simulated_device")
@@ -226,6 +226,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         stats_every_s=_STATS_INTERVAL_S,
         ends_only=not upstream.emits_output(model, stopped=False, has_control=False),
         slots=vllm_config.scheduler_config.max_num_seqs,
+        budget=vllm_config.scheduler_config.max_num_batched_tokens,
         behaviour=_behaviour(
             model, makes_payload=not stage_sends_async_output(model), gated=ours is not None and ours.gated
         ),
