@@ -461,21 +461,22 @@ def test_a_copy_and_earlier_references_are_written_too(upstream: Upstream, monke
     """Of a module that runs as ``__main__``, and of modules that imported a function by name. Both are put back."""
     module = sys.modules[MODULE]
     module.__file__ = "/made_up/upstream.py"
-    copy, user = ModuleType("__main__"), ModuleType("a_program")
+    copy: Any = ModuleType("__main__")
+    user: Any = ModuleType("a_program")
     copy.__file__ = module.__file__
-    copy.listen = user.hear = module.listen  # type: ignore[attr-defined]
+    copy.listen = user.hear = module.listen
     monkeypatch.setitem(sys.modules, "__main__", copy)
     monkeypatch.setitem(sys.modules, "a_program", user)
     stock, given = module.listen, patch("listening", LISTEN)
     assert install(given) is State.APPLIED
-    assert copy.listen is user.hear is module.listen is not stock  # type: ignore[attr-defined]
+    assert copy.listen is user.hear is module.listen is not stock
     uninstall(given)
-    assert copy.listen is user.hear is module.listen is stock  # type: ignore[attr-defined]
-    copy.listen = FunctionType(stock.__code__, vars(copy), argdefs=stock.__defaults__)  # type: ignore[attr-defined]
-    copy.listen.__kwdefaults__ = stock.__kwdefaults__  # type: ignore[attr-defined]
-    other = copy.listen  # type: ignore[attr-defined]
+    assert copy.listen is user.hear is module.listen is stock
+    copy.listen = FunctionType(stock.__code__, vars(copy), argdefs=stock.__defaults__)
+    copy.listen.__kwdefaults__ = stock.__kwdefaults__
+    other = copy.listen
     assert install(given) is State.APPLIED
-    assert copy.listen.__wrapped__ is other  # type: ignore[attr-defined]
-    assert user.hear is module.listen  # type: ignore[attr-defined]
+    assert copy.listen.__wrapped__ is other
+    assert user.hear is module.listen
     uninstall(given)
-    assert copy.listen is other  # type: ignore[attr-defined]
+    assert copy.listen is other

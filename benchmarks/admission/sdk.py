@@ -1,6 +1,6 @@
 """How clients of the OpenAI SDK with its defaults fare at a full server: ``python -m benchmarks.admission.sdk``.
 
-A closed loop of 64 clients at 16 places, which think for 0.5 to 1.5 s. Needs ``pip install openai``. The first 20 s, in
+A closed loop of 64 clients at 16 places, which think for 0.5 to 1.5 s. vLLM brings the SDK. The first 20 s, in
 which all begin at once, are left out.
 """
 
@@ -49,9 +49,9 @@ async def run(url: str, model: str, seconds: float, retries: int | None) -> dict
         if response.status_code == 503:
             refused.append(time.monotonic() - began)
 
-    more = {} if retries is None else {"max_retries": retries}
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
-    api = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, **more)
+    api = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
+    api.max_retries = api.max_retries if retries is None else retries
 
     async def client(number: int) -> None:
         while (now := time.monotonic() - began) < seconds:
@@ -96,10 +96,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--max-retries", type=int, help="of the SDK; its default if not given")
     options = parser.parse_args()
-    load = Load()
-    arm = dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(PLACES)))
+    load = Load(layout="pair")
+    arm = dataclasses.replace(ARMS["default"], arguments=("--max-num-queued-reqs", str(PLACES)))
     log = Path(tempfile.mkdtemp(prefix="admission-")) / "server.log"
-    with serving(arm, load, whole_server.model_folder(load.model), log) as (server, _):
+    with serving(arm, load, whole_server.model_folder(load.model), log) as server:
         print(asyncio.run(run(server.url, server.model, options.seconds, options.max_retries)), about.line())
 
 

@@ -170,7 +170,7 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
 
 
 def started() -> dict[int, int]:
-    """The user ids of all processes that run vLLM's command line or vLLM-Omni's API server, by process id, with forks."""
+    """The user ids of all processes, forks included, that run vLLM or vLLM-Omni's API server, by process id."""
     processes = (each for each in psutil.process_iter(["cmdline", "uids"]) if each.info["uids"] is not None)
     return {each.pid: each.info["uids"].real for each in processes if _is_server(each.info["cmdline"] or [])}
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 LONGEST_S = 30
-"""SDKs obey up to one or two minutes, and a load balancer's clients less."""
+"""SDKs obey a value of at most a minute."""
 
 _FIRST_GUESS_S = 8.0
 _SHARE = 1 / 16
