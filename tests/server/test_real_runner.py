@@ -61,13 +61,15 @@ def _served(running: Any) -> list[str]:
     return [capture.text for capture in answers]
 
 
-@pytest.mark.parametrize("talker", ["mp", pytest.param("uni", marks=[pytest.mark.more, pytest.mark.every_release])])
+@pytest.mark.parametrize("talker", ["mp", pytest.param("uni", marks=pytest.mark.more)])
 def test_every_patch_on_upstreams_own_runners(server: Callable[..., Any], tmp_path: Path, talker: str) -> None:
     """States are as declared, ``forward_gate`` counts the talker's outputs with a payload, texts are stock's."""
-    deploy, variables = _deploy(tmp_path, talker), {"OMNI_SIMULATED_DEVICE": "real"}
-    with server("qwen3_omni_tiny", deploy, environment={**variables, "OMNI_FASTPATH": "0"}) as running:
+    variables = {"OMNI_SIMULATED_DEVICE": "real"}
+    stock = {**variables, "OMNI_FASTPATH": "0"}
+    with server("qwen3_omni_tiny", _deploy(tmp_path, "uni"), environment=stock) as running:
         expected = _served(running)
 
+    deploy = _deploy(tmp_path, talker)
     every = {patch.env: "1" for patch in PATCHES}
     with server("qwen3_omni_tiny", deploy, environment={**variables, **every, **payloads.plugin(tmp_path)}) as running:
         assert _served(running) == expected
