@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from omni_fastpath.ledger import AwaitedCall, runtime
@@ -15,7 +15,7 @@ EVERY_S = 2.5
 
 _runtime = runtime("abandoned_chunks")
 _leftovers = Leftovers(_runtime.counters)
-_lock = Lock()
+_lock, _off = Lock(), Event()
 _thread: Thread | None = None
 
 
@@ -33,6 +33,7 @@ def _start() -> None:
     global _thread  # noqa: PLW0603 - one in a process
     with _lock:
         if _thread is None or not _thread.is_alive():
+            _off.clear()
             _thread = Thread(target=_run, name="omni-fastpath-chunks", daemon=True)
             _thread.start()
 
@@ -43,7 +44,7 @@ def _run() -> None:
     with _runtime.guard("removing what ended requests left"):
         took_s = 0.0
         while True:
-            time.sleep(max(EVERY_S, 100 * took_s))
+            _off.wait(max(EVERY_S, 100 * took_s))
             began_s = time.monotonic()
             _leftovers.remove(time.time())
             took_s = time.monotonic() - began_s
@@ -54,5 +55,6 @@ def _run() -> None:
 
 
 def taken_off() -> None:
-    """Forget all requests, after which the thread ends."""
+    """Forget all requests, and let the thread end."""
     _leftovers.forget(float("inf"))
+    _off.set()
