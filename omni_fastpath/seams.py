@@ -95,7 +95,7 @@ def elsewhere(slot: Slot) -> list[Slot]:
     if main is not module and getattr(module, "__file__", None) == getattr(main, "__file__", ""):
         with contextlib.suppress(SeamMovedError):  # the copy has not been executed to this line yet
             found += (each for each in (_walk(slot.seam, main),) if each.raw() is not _ABSENT)
-    named = [each.raw() for each in found if isinstance(each.owner, ModuleType)]
+    named = [each.raw() for each in found if isinstance(each.owner, ModuleType) and _is_at_home(each)]
     for other in list(sys.modules.values()) if named else ():
         if isinstance(other, ModuleType) and other.__name__.partition(".")[0] != __name__.partition(".")[0]:
             names = [name for name, value in list(vars(other).items()) if any(value is each for each in named)]
@@ -103,6 +103,11 @@ def elsewhere(slot: Slot) -> list[Slot]:
     distinct = {(id(each.owner), each.name): each for each in found}
     del distinct[id(slot.owner), slot.name]
     return list(distinct.values())
+
+
+def _is_at_home(slot: Slot) -> bool:
+    """Whether the function of a module's slot was defined there. A slot that was imported by name is meant alone."""
+    return getattr(function_in(slot.raw()), "__module__", None) in (slot.seam.module, "__main__")
 
 
 @functools.cache
