@@ -185,7 +185,7 @@ class Drain:
             elif self._is_over():
                 ended = "over"
             else:
-                items += await self._take(line.popleft())
+                items += await self._take(line[0])
                 now_ns = perf_counter_ns()
                 continue
             break
@@ -201,12 +201,18 @@ class Drain:
         return items
 
     async def _take(self, replica: Replica) -> bool:
-        """Take the next raw output of a replica, run all of upstream's handling on it, and return if there was one."""
+        """Take the next raw output of the first replica in the line, run all of upstream's handling on it.
+
+        Returns:
+            Whether there was one.
+        """
         replica.is_in_line = False
         if replica.is_gone():
+            self._line.popleft()
             self._is_stale = True
             return False
-        work = self._in_hand = replica.work(self._orchestrator, replica)
+        work = replica.work(self._orchestrator, replica)
+        self._in_hand, _ = work, self._line.popleft()  # in one line, so that an exception cannot lose the place
         try:
             found = await work.take()
             if found and not isinstance(replica, QueuedReplica):
@@ -251,17 +257,17 @@ class Drain:
         Args:
             interrupted: An exception of upstream that was being handled.
         """
-        queued = [each.work(self._orchestrator, each) for each in self._line if isinstance(each, QueuedReplica)]
-        in_hand = self._in_hand
-        if in_hand is not None and isinstance(interrupted, upstream.EngineDeadError):
-            await self._evict(in_hand.replica, interrupted)
-        elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
-            raise interrupted
-        for work in (*(() if in_hand is None else (in_hand,)), *queued):
+        works = [each.work(self._orchestrator, each) for each in self._line if isinstance(each, QueuedReplica)]
+        if (in_hand := self._in_hand) is not None:
+            works.insert(0, in_hand)
+            if isinstance(interrupted, upstream.EngineDeadError):
+                await self._evict(in_hand.replica, interrupted)
+            elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
+                raise interrupted
+        for work in works:
             try:
-                if work is not in_hand and (work.replica.is_gone() or not await work.take()):
-                    continue
-                await work.finish()
+                if work.is_taken or (not work.replica.is_gone() and await work.take()):
+                    await work.finish()
             except upstream.EngineDeadError as error:
                 await self._evict(work.replica, error)
             except Exception as error:

@@ -23,16 +23,18 @@ class Work:
         replica: The replica that sent it.
 
     Attributes:
+        is_taken: Whether the replica's next raw output was taken.
         raw: The raw output while it is not processed, if any. It is None if there was nothing to take.
         made: Upstream's request outputs that are not routed, if any.
         ended: The ids of requests whose ends upstream has not recorded, if any.
     """
 
-    __slots__ = ("ended", "made", "orchestrator", "raw", "replica")
+    __slots__ = ("ended", "is_taken", "made", "orchestrator", "raw", "replica")
 
     def __init__(self, orchestrator: Any, replica: Replica) -> None:
         self.orchestrator = orchestrator
         self.replica = replica
+        self.is_taken = False
         self.raw: list[Any] = []
         self.made: list[list[Any]] = []
         self.ended: list[set[str]] = []
@@ -43,7 +45,7 @@ class Work:
         Raises:
             Exception: An exception that was queued in its place, for example that the engine died.
         """
-        self.raw.append(await self.replica.take())
+        self.raw, self.is_taken = [await self.replica.take()], True
         return self.raw[0] is not None
 
     async def get_output_async(self) -> Any:
