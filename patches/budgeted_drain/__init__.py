@@ -60,12 +60,15 @@ class DrainOptions(Options):
     )
 
 
+_IN_LINE = "removed in 0.4, because outputs are processed in the order of arrival; leave it out"
+
 PATCH = Patch(
     name="budgeted_drain",
     summary="the orchestrator wakes on arrival and drains within an item and a time budget",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     options=DrainOptions,
+    removed=dict.fromkeys(("order", "floor", "stop_at_first_routable"), _IN_LINE),
     requires=("nonblocking_dequeue",),
     counters=(
         Counter("items", "raw outputs processed", per_request=True, headline="outputs handled"),
