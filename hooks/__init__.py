@@ -1,4 +1,4 @@
-"""Hooks, with which third parties watch the fast path, choose stages and deadlines, and decide what ends a pass.
+"""Hooks, with which third parties watch the fast path and choose deadlines.
 
 A plugin is an object (or module) with functions marked ``@hookimpl``. It is found through the entry-point group
 ``omni_fastpath.hooks`` or registered with ``HOOKS.register``. ``specs`` describes when each hook is called.
@@ -11,6 +11,6 @@ if __name__ != "omni_fastpath.hooks":
     raise ImportError(f"import omni_fastpath.hooks, not {__name__}")
 
 from omni_fastpath.hooks.manager import HOOKS, HookManager
-from omni_fastpath.hooks.specs import BacklogView, PassReport, RawOutputView, hookimpl
+from omni_fastpath.hooks.specs import PassReport, hookimpl
 
-__all__ = ["HOOKS", "BacklogView", "HookManager", "PassReport", "RawOutputView", "hookimpl"]
+__all__ = ["HOOKS", "HookManager", "PassReport", "hookimpl"]

@@ -3,24 +3,21 @@
 This includes ``SystemExit`` and ``CancelledError``, because a hook is called between two outputs and must not end a
 server. A hook that would have to be awaited or iterated is switched off too. Only Ctrl-C is passed on.
 
-If no plugin implements a hook, callers get None (or the default policy itself), so that pluggy is not called.
+If no plugin implements a hook, callers get None, so that pluggy is not called.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any
 
 import pluggy
 
-from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP, PROJECT, BacklogView, RawOutputView, Specs
+from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP, PROJECT, Specs
 from omni_fastpath.ledger import logger
-
-Policy = Callable[[RawOutputView], bool]
 
 
 def _finite(answer: Any) -> float:
@@ -30,14 +27,14 @@ def _finite(answer: Any) -> float:
     return float(answer)
 
 
-_ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index, "deadline": _finite}
+_ANSWERS: dict[str, Callable[[Any], Any]] = {"deadline": _finite}
 """The conversion of an answer to its hook's type, for the hooks that have one."""
 
 
 class HookManager:
     """Plugins of this process.
 
-    A loop calls ``policy``, ``chooser`` and ``observer`` once and keeps the results. So a plugin that is registered
+    A loop calls ``observer`` once and keeps the result. So a plugin that is registered
     later is only used by the next loop, and one that is switched off is still called and does nothing.
     """
 
@@ -88,23 +85,6 @@ class HookManager:
     def unregister(self, plugin: object) -> None:
         """Remove a plugin."""
         self._pluggy.unregister(plugin)
-
-    def policy(self, default: Policy) -> Policy:
-        """The function that decides whether a raw output ends a pass. ``default`` itself if no plugin implements it."""
-        ask = self._pluggy.hook.is_routable
-        if not ask.get_hookimpls():
-            return default
-
-        def decide(view: RawOutputView) -> bool:
-            answer = ask(view=view)
-            return default(view) if answer is None else answer
-
-        return decide
-
-    def chooser(self) -> Callable[[BacklogView], int | None] | None:
-        """The function that chooses the next stage, or None if no plugin implements it."""
-        ask = self._pluggy.hook.next_stage
-        return (lambda view: ask(view=view)) if ask.get_hookimpls() else None
 
     def observer(self, name: str) -> Callable[..., Any] | None:
         """The hook of that name, to be called with keywords, or None if no plugin implements it."""

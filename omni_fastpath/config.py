@@ -329,9 +329,10 @@ class _Layers:
             self._refuse(place, value, " or ".join(RULES[key]), nearest(value, RULES[key]))
 
     def _set_value(self, name: str, key: Any, value: object, place: str) -> None:
-        options = self._declared[name].options
+        options, removed = self._declared[name].options, self._declared[name].removed
         if key not in options.model_fields:
-            self.problems.append(unknown(place, key, options.model_fields))
+            gone = ConfigError(f"{place}: {removed[key]}") if key in removed else None
+            self.problems.append(gone or unknown(place, key, options.model_fields))
             return
         try:
             _built(options, {key: value})
@@ -431,7 +432,12 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
     known = variables(patches)
-    unknown_variables = [_unknown(name, known) for name in set_variables(environ, patches) if name not in known]
+    removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
+    unknown_variables = [
+        f"{name}: {removed[name]}" if name in removed else _unknown(name, known)
+        for name in set_variables(environ, patches)
+        if name not in known
+    ]
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from packaging.version import InvalidVersion, Version
@@ -268,6 +269,7 @@ class Patch:
         upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
             server without that option the patch is ``not_applicable``. Empty if there is none.
         metrics: Its metrics besides the counters.
+        removed: Former keys of its values, each with the sentence that refuses it.
     """
 
     name: str
@@ -281,6 +283,7 @@ class Patch:
     default_on: bool = True
     upstream_option: str = ""
     metrics: tuple[Metric, ...] = ()
+    removed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> str:

@@ -266,6 +266,16 @@ def test_wrong_values_are_refused() -> None:
     assert "; allowed: an integer at least 1 and at most 64" in message
 
 
+def test_a_removed_key_is_refused_with_a_sentence() -> None:
+    """In a YAML and as a variable: what to do instead, and not the list of what is allowed."""
+    from omni_fastpath.patches import PATCHES
+
+    variable, key = "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER", {"order": "visible_first"}
+    for blocks, environ in (([], {"OMNI_FASTPATH": "1", variable: "x"}), (chain({"budgeted_drain": key}), {})):
+        with pytest.raises(ConfigError, match=r"(__ORDER|\.order in .*): removed in 0\.4, .*; leave it out$"):
+            resolve(blocks, environ, PATCHES)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

@@ -15,22 +15,17 @@ import pluggy
 import pytest
 
 from omni_fastpath.declare import State
-from omni_fastpath.hooks import HookManager, PassReport, RawOutputView, hookimpl
+from omni_fastpath.hooks import HookManager, PassReport, hookimpl
 from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP
 from tests.fakes.recorder import Recorder
 
-VIEW = RawOutputView(0, 0, True, "raw", (), {})
 CALLS: dict[str, dict[str, Any]] = {
     "on_dequeued": {"stage_id": 1, "replica_id": 0, "raw_outputs": "raw"},
-    "on_pass_end": {"report": PassReport(0, 0, 1, "empty", 0, 1.0)},
+    "on_pass_end": {"report": PassReport(1, "empty", 0, 1.0)},
     "on_routed": {"stage_id": 1, "replica_id": 0, "output": "output"},
     "on_patch_state": {"patch": "drum", "state": "applied", "reason": "yes"},
 }
-
-
-def never(_view: RawOutputView) -> bool:
-    """A default policy."""
-    return False
+MESSAGE = {"message": "audio", "arrived": 1.0, "deadline": 2.0}
 
 
 class Plugin:
@@ -45,23 +40,21 @@ def plugin(**hooks: Callable[..., Any]) -> Plugin:
     return made
 
 
-def answering(answer: bool | None, seen: list[Any], note: Any = None) -> Callable[..., Any]:
-    """A policy that notes a word, or else the view, and gives this answer."""
+def answering(answer: float | None, asked: list[Any], name: str) -> Callable[..., Any]:
+    """A deadline that notes its name and gives this answer."""
 
-    def is_routable(view: RawOutputView) -> bool | None:
-        seen.append(note or view)
+    def deadline(message: Any) -> float | None:
+        asked.append(name)
         return answer
 
-    return is_routable
+    return deadline
 
 
 def caller(manager: HookManager, name: str) -> Callable[[], Any]:
     """A call of the hook of that name, looked up now."""
-    if name == "is_routable":
-        return functools.partial(manager.policy(never), VIEW)
     observer = manager.observer(name)
     assert observer is not None
-    return functools.partial(observer, **CALLS[name])
+    return functools.partial(observer, **(CALLS | {"deadline": MESSAGE})[name])
 
 
 # ---- Registration ----
@@ -140,7 +133,7 @@ def test_broken_entry_points_are_left_out(monkeypatch: pytest.MonkeyPatch, caplo
 # ---- What a plugin raises ----
 
 
-@pytest.mark.parametrize("name", ["is_routable", *CALLS])
+@pytest.mark.parametrize("name", ["deadline", *CALLS])
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
 def test_a_plugin_that_raises_is_off(name: str, error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """Any exception of a hook on the orchestrator's thread is logged once with names, and other plugins are called."""
@@ -158,7 +151,7 @@ def test_a_plugin_that_raises_is_off(name: str, error: type[BaseException], capl
     thread.start()
     thread.join()
     assert (len(calls), len(answers)) == (1, 2)
-    assert len(recorder.events) == (0 if name == "is_routable" else 2)
+    assert len(recorder.events) == (0 if name == "deadline" else 2)
     assert [record.getMessage() for record in caplog.records] == [
         f"omni-fastpath: hook {name} of plugin broken raised, the plugin is switched off"
     ]
@@ -189,42 +182,29 @@ async def _async_generator() -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize("hook", [_coroutine, _async_generator, lambda: (n for n in [1]), lambda view: _coroutine()])
+@pytest.mark.parametrize("hook", [_coroutine, _async_generator, lambda: (n for n in [1]), lambda message: _coroutine()])
 def test_a_hook_that_must_be_awaited_is_switched_off(hook: Any) -> None:
     """A coroutine or generator is not an answer, is closed, and its plugin is switched off."""
     manager = HookManager()
-    manager.register(plugin(is_routable=hook), "waits")
-    assert manager.policy(never)(VIEW) is False
+    manager.register(plugin(deadline=hook), "waits")
+    assert caller(manager, "deadline")() is None
     assert "a hook is neither awaited nor iterated" in manager._switched_off["waits"]
-    assert manager.policy(never) is never
+    assert manager.observer("deadline") is None
 
 
-# ---- The policy ----
+# ---- Answers ----
 
 
-def test_default_is_bound_directly() -> None:
-    """Without plugins the loop gets the default policy itself, and observers are None."""
+def test_without_plugins_nothing_is_called() -> None:
+    """Observers are None, so that pluggy is not entered."""
     manager = HookManager()
-    assert all(manager.observer(name) is None for name in CALLS)
-    manager.register(Recorder())
-    assert manager.policy(never) is never
-    assert manager.chooser() is None
+    assert all(manager.observer(name) is None for name in (*CALLS, "deadline"))
 
 
 def test_first_answer_wins() -> None:
-    """The plugin that registered last is asked first, and after an answer no other is asked."""
+    """The plugin that registered last is asked first, and after an answer no other is asked; None passes it on."""
     manager, asked = HookManager(), list[Any]()
-    for name, answer in (("first", True), ("second", False), ("third", None)):
-        manager.register(plugin(is_routable=answering(answer, asked, name)), name)
-    assert manager.policy(lambda _: pytest.fail("the default was asked"))(VIEW) is False
+    for name, answer in (("first", 1.0), ("second", 2.0), ("third", None)):
+        manager.register(plugin(deadline=answering(answer, asked, name)), name)
+    assert caller(manager, "deadline")() == 2.0
     assert asked == ["third", "second"]
-
-
-def test_none_falls_through_to_the_default() -> None:
-    """If all plugins answer None, or the deciding one raises, the default decides on the same view."""
-    manager, seen = HookManager(), list[Any]()
-    manager.register(plugin(is_routable=answering(None, seen)))
-    assert manager.policy(answering(True, seen))(VIEW) is True
-    assert seen == [VIEW, VIEW]
-    manager.register(plugin(is_routable=lambda view: 1 / 0))
-    assert manager.policy(answering(True, seen))(VIEW) is True

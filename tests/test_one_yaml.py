@@ -23,9 +23,6 @@ BLOCK: dict[str, Any] = {
     "budgeted_drain": {
         "max_items": 8,
         "max_time_us": 1000,
-        "stop_at_first_routable": False,
-        "order": "downstream_first",
-        "floor": 0.05,
     },
     "deadline_order": True,
     "final_output_wakeup": True,

@@ -19,7 +19,7 @@ start at once, later ones as earlier ones end. Open loop: requests arrive at a r
 
 Arms: ``poll`` (stock's poll loop), ``event`` (its event-driven one, the default of 0.32) and ``default``
 (OMNI_FASTPATH=1); the default set with one opt-in patch more (``with-PATCH``), with one patch or one part of a patch
-less (``without-NAME``: what requires it is off too), with another order of ``budgeted_drain``; each patch alone with
+less (``without-NAME``: what requires it is off too); each patch alone with
 what it requires (``only-PATCH``). Each with two API processes too (``-2api``), and ``a+b`` is both. Parts have no
 options: an object of the patch is replaced in the server (`omni_simulated_device.without`), and its log must say so.
 

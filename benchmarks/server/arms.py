@@ -24,7 +24,6 @@ class ServerArm(Arm):
 
 
 _ON = {"OMNI_FASTPATH": "1"}
-_DRAIN = "OMNI_FASTPATH_BUDGETED_DRAIN__"
 _2API = ("--api-server-count", "2")
 
 _PATCHES = {
@@ -39,12 +38,7 @@ _PATCHES = {
     **{f"with-{patch.name}": {**_ON, patch.env: "1"} for patch in PATCHES if not patch.default_on},
     **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},
 }
-_PARTS = {f"without-{part}": {**_ON, WITHOUT_VARIABLE: part} for part in PARTS if part != "order"} | {
-    "in-order": {**_ON, WITHOUT_VARIABLE: "order"},
-    "stage_order": {**_ON, f"{_DRAIN}ORDER": "stage_order"},
-    "downstream_first": {**_ON, f"{_DRAIN}ORDER": "downstream_first"},
-    "no-floor": {**_ON, f"{_DRAIN}FLOOR": "0"},
-}
+_PARTS = {f"without-{part}": {**_ON, WITHOUT_VARIABLE: part} for part in PARTS}
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
@@ -68,7 +62,7 @@ USUAL = tuple(ARMS[name] for name in (*STOCK, "default"))
 def parts() -> tuple[ServerArm, ...]:
     """The default set with one thing other than usual in each, and the first two patches alone."""
     names = [name for name in (*_PATCHES, *_PARTS) if not name.startswith(("with-", "only-"))]
-    more = ("in-order+without-requests_first", "event+without-budgeted_drain", "only-budgeted_drain")
+    more = ("event+without-budgeted_drain", "only-budgeted_drain")
     return tuple(map(_combined, (*names, *more)))
 
 

@@ -7,15 +7,13 @@ import contextlib
 from collections.abc import Sized
 from time import perf_counter_ns
 
-from omni_fastpath import way_in
+YIELD_TURNS = 16
+"""Most turns of the event loop in a yield, which ends as soon as no other task is ready. After three turns the data of
+a socket is in the client's queue: in the first turn the selector finds it, in the second its handler runs, and in the
+third vLLM's reader runs. From upstream's queue to a stage's socket a request takes a dozen."""
 
-YIELD_TURNS = 3
-"""Most turns of the event loop in a yield. After three turns the data of a socket is in the client's queue. In the
-first turn the selector finds it, in the second its handler runs, and in the third vLLM's reader runs. If nothing else
-is scheduled after the first turn, the selector found nothing and the other two turns are not needed."""
-
-SUBMISSION_TURNS = 16
-"""Most turns while a request waits for its submission. From upstream's queue to a stage's socket it takes a dozen."""
+BLIND_TURNS = 3
+"""Turns in a yield where the event loop does not tell what is ready."""
 
 
 class Wakeup:
@@ -68,9 +66,8 @@ class Wakeup:
         """Let the other tasks of the event loop run, so that upstream reads its sockets."""
         began_ns = perf_counter_ns()
         self._note_stretch(began_ns)
-        scheduled, turns = self._scheduled, 0
-        while turns < YIELD_TURNS or (way_in.NOT_AT_A_STAGE and turns < SUBMISSION_TURNS):
-            turns += 1
+        scheduled = self._scheduled
+        for _ in range(BLIND_TURNS if scheduled is None else YIELD_TURNS):
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:
                 break

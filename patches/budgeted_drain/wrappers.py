@@ -8,19 +8,19 @@ from typing import Any
 
 from omni_fastpath.ledger import runtime
 
-from .drain import DrainLoop
+from .drain import Drain
 
 _runtime = runtime("budgeted_drain")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run this patch's loop in place of either of upstream's loops."""
-    return DrainLoop(instance, _runtime).run(partial(wrapped, *args, **kwargs))
+    return Drain(instance, _runtime).run(partial(wrapped, *args, **kwargs))
 
 
 def wrapped_add_client(wrapped: Callable[..., int], _instance: Any, args: Any, kwargs: Any) -> int:
     """Attach as upstream does, then notify the loops of the new replica, because one of them serves its pool."""
     replica_id = wrapped(*args, **kwargs)
-    for loop in DrainLoop.running:
+    for loop in Drain.running:
         loop.attached()
     return replica_id

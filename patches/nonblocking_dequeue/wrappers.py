@@ -15,15 +15,16 @@ def get_output_nowait(self: Any) -> Any:
     """The next raw output (``EngineCoreOutputs``) of this stage replica, or None at once if there is none.
 
     Call it on the loop that owns ``outputs_queue``. The socket reader shares that loop, so None may mean "not read
-    yet". The first call starts the reader, as ``get_output_async`` does. An item that was taken from the queue is
+    yet". A call that finds nothing starts the reader if it does not run. An item that was taken from the queue is
     returned, or raised, whatever else fails.
 
     Raises:
         EngineDeadError: The engine died. Other exceptions that the socket reader queued are raised too, formatted by
             upstream.
     """
-    self._ensure_output_queue_task()
     queue, outputs = self.outputs_queue, None
+    if queue.empty():
+        self._ensure_output_queue_task()
     with _taking:
         if queue.empty():
             _counters["empty"] += 1

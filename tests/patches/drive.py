@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +18,6 @@ from omni_fastpath.declare import Process, State
 from omni_fastpath.install import apply, uninstall
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
-
-IN_TURN: dict[str, Any] = {"order": "stage_order", "floor": 0.0}
-"""Options under which the end of a pass lets another stage in, and nothing else does."""
 
 
 @contextmanager
@@ -104,15 +99,6 @@ def recording(plugin: Any = None) -> Iterator[Any]:
         yield registered
     finally:
         HOOKS.unregister(registered)
-
-
-def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterator[int] | None = None) -> Any:
-    """A replica of ``stage`` for tests without upstream, at which these wait."""
-    from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
-
-    items = deque(waiting)
-    client = SimpleNamespace(get_output_nowait=lambda: items.popleft() if items else None)
-    return QueuedReplica(stage, (stage.stage_id, replica_id), client, items, clock or count())
 
 
 def stages(replicas: int) -> list[Any]:

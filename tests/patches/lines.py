@@ -43,15 +43,15 @@ ENTRIES = frozenset(
         "SaveQueue.popleft",
         "SaveQueue.__bool__",
         "SaveQueue.__len__",
-        "watch.put_and_notify",
+        "join.put_and_notify",
     }
 )
 """Functions that upstream, or a library, calls past any slot; each with what it is defined in."""
 
-WHOLE = frozenset({".wrapped_loop", ".wrapped_add_client", "DrainLoop.run", "DrainLoop._arrived"})
+WHOLE = frozenset({".wrapped_loop", ".wrapped_add_client", "Drain.run", "Drain._arrived"})
 """Functions that are left out with their ``try`` and ``with``: the drain notices their exceptions when it wakes."""
 
-UNBROKEN = frozenset({"wrapped_loop", "Dispatcher.finish", "Membership.close"})
+UNBROKEN = frozenset({"wrapped_loop", "Drain._step_aside", "QueuedReplica.leave"})
 """What begins before a patch serves, or runs after an exception: not broken, and neither is what they call."""
 
 Line = tuple[str, int]

@@ -19,7 +19,6 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from tests.patches.content import plain
 from tests.patches.drive import before_processing, run, stages, switched_on
 
@@ -115,58 +114,27 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     assert seen == [None if event_driven else restored, restored]
 
 
-def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
-    """Statistics, finished ids and other entries are processed at once; the held entry keeps nothing else alive."""
-    pipeline = Pipeline(event_driven=event_driven)
-    pipeline.add_request("R")
-    pipeline.add_request("S")
-    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2, finish=FinishReason.STOP)))
-    stats = SchedulerStats(num_waiting_reqs=3)
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP), audio("S", 1.0), stats=stats, finished=["R"]))
-    seen: list[Any] = []
-    kept: list[Any] = []
+def test_outputs_go_in_the_order_of_arrival(recorder: Any, event_driven: bool) -> None:
+    """Whatever their stages and replicas, so that an end waits for what came before it, and for nothing later."""
+    came = [(stage, turn % 2) for turn, stage in enumerate((0, 2, 1, 0, 2, 2, 0, 1, 2, 1))]
+    kinds: dict[int, Callable[..., Any]] = {0: text, 1: lambda request, _: codes(request), 2: audio}
+    with switched_on(), Pipeline(stages(2), event_driven=event_driven) as pipeline:
+        for replica in range(2):
+            pipeline.add_request(f"request-{replica}", replicas=[replica] * 3)
 
-    def see(stage_id: int, raw: Any) -> None:
-        seen.append((stage_id, len(raw.outputs), raw.scheduler_stats, raw.finished_requests))
-        kept.append([each.raw[0] for each in DrainLoop.running[-1]._dispatcher.works if each.raw])
+        def arrive() -> None:
+            for turn, (stage, replica) in enumerate(came):
+                raw = batch(kinds[stage](f"request-{replica}", turn))
+                pipeline.replicas[stage][replica].outputs_queue.put_nowait(raw)
 
-    before_processing(pipeline, see)
-    with switched_on(floor=0.0):
-        run(pipeline)
-        assert LEDGER.named("budgeted_drain").counters["held"] == 1
-    assert seen == [(2, 1, stats, {"R"}), (0, 1, None, None), (0, 1, None, None), (2, 1, None, None)]
-    [held] = kept[1]
-    assert [each.request_id for each in held.outputs] == ["R"]
-    assert (held.scheduler_stats, held.finished_requests) == (None, None)
+        pipeline.settle()
+        pipeline.do(arrive)
+        pipeline.settle()
+    assert [each[:2] for each in recorder.of("dequeued")] == came
 
 
-@pytest.mark.parametrize("audio_only", [False, True])
-def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> None:
-    """An end does not wait for text that arrives later, unless upstream would overwrite the audio message with it."""
-    pipeline = Pipeline(stages(1))
-    state = pipeline.add_request("R")
-    if audio_only:
-        state.final_output_stage_ids = {2}
-    pipeline.put(0, batch(text("R", 1)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    handle = pipeline.orchestrator._handle_processed_outputs
-    more = [batch(text("R", 2)), batch(text("R", 3, finish=FinishReason.STOP))]
-
-    async def arrives(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        await handle(stage_id, replica_id, outputs)
-        if stage_id == 0 and more:
-            pipeline.replicas[0][0].outputs_queue.put_nowait(more.pop(0))
-
-    pipeline.orchestrator._handle_processed_outputs = arrives
-    with switched_on(floor=0.0):
-        messages = run(pipeline, lambda running: running.put(1, batch(text("R", 9, finish=FinishReason.STOP))))
-    order = [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs]
-    assert order[:4] == ([0, 0, 0, 2] if audio_only else [0, 2, 0, 0])
-    assert [type(each).__name__ for each in messages if each.stage_id == 2] == ["OutputMessage"]
-
-
-def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: bool) -> None:
-    """An end is released when the output that it waits for is lost with a detached replica."""
+def test_what_a_detached_replica_sent_holds_nothing_up(recorder: Any, event_driven: bool) -> None:
+    """Its queued outputs are lost, as on stock, and the others go on."""
     pipeline = Pipeline(stages(1), event_driven=event_driven)
     pipeline.add_request("R")
     pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
@@ -180,6 +148,6 @@ def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: b
             pipeline.replicas[0].clear()
 
     pipeline.orchestrator._handle_processed_outputs = detaching
-    with switched_on(floor=0.0):
+    with switched_on():
         run(pipeline)
     assert [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs] == [0, 2]

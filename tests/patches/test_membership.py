@@ -1,4 +1,4 @@
-"""Which clients are polled, and what other threads and other wrappers do to the membership."""
+"""Which clients are polled, and what other threads and other wrappers do to the replicas of the drain."""
 
 from __future__ import annotations
 
@@ -6,89 +6,98 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from omni_fastpath.patches.budgeted_drain.membership import Membership
-from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.budgeted_drain import upstream
+from omni_fastpath.patches.budgeted_drain.drain import Drain
+
+pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
 
 def client() -> Any:
     """A client with an output queue."""
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    return SimpleNamespace(outputs_queue=queue, get_output_nowait=queue.get_nowait)
+    return SimpleNamespace(outputs_queue=queue, get_output_nowait=lambda: None if queue.empty() else queue.get_nowait())
 
 
-def pool(*clients: Any, final_output: bool = True) -> Any:
+def pool(*clients: Any) -> Any:
     """As much of upstream's pool as is read."""
     return SimpleNamespace(
         clients=list(clients),
         stage_type="llm",
-        final_output=final_output,
         available_replica_ids=lambda: [n for n, each in enumerate(clients) if each is not None],
         is_replica_available=lambda _replica_id: True,
     )
 
 
-def members(*pools: Any, can_dequeue: bool = True, key: str | None = None) -> Membership:
-    """The membership of an orchestrator with these pools."""
-    orchestrator = SimpleNamespace(num_stages=len(pools), stage_pools=pools)
-    return Membership(orchestrator, lambda _client: can_dequeue, QueuedReplica.follow_queue, key)
+@pytest.fixture
+def drain(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a drain of an orchestrator with these pools, which has looked at them."""
+    monkeypatch.setattr(upstream, "can_dequeue", lambda _client: True)
+
+    def made(*pools: Any) -> Drain:
+        orchestrator = SimpleNamespace(
+            stage_pools=pools, _shutdown_event=asyncio.Event(), _orch_monitor=None, _event_driven_orch=False
+        )
+        found = Drain(orchestrator, LEDGER.named("budgeted_drain"))
+        found._refresh(0)
+        return found
+
+    return made
 
 
-def test_first_audio_is_noticed_at_a_stage_without_final_output() -> None:
-    """By the key that upstream uses for it; an exception in the queue has no keys."""
-    talker, code2wav = client(), client()
-    found = members(pool(talker, final_output=False), pool(code2wav), key="first")
-    found.refresh(0)
-    first = SimpleNamespace(outputs=[SimpleNamespace(multimodal_output=each) for each in (None, {"first": 1})])
-    for item, expected in ((EOFError(), False), (first, True)):
-        for each in (talker, code2wav):
-            each.outputs_queue.put_nowait(item)
-        assert [stage.has_first_audio() for stage in found.stages] == [expected, False]
-
-
-def test_a_client_with_another_dequeue_is_polled() -> None:
+def test_a_client_with_another_dequeue_is_polled(drain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not the verified one, so that its queue is not touched."""
+    monkeypatch.setattr(upstream, "can_dequeue", lambda _client: False)
     unknown = client()
-    found = members(pool(unknown), can_dequeue=False)
-    assert found.refresh(0) == ([], [])
-    assert [each.client for each in found.polled] == [unknown]
+    found = drain(pool(unknown))
+    assert [each.client for each in found._polled] == [unknown]
     assert "put_nowait" not in vars(unknown.outputs_queue)
 
 
-def test_attach_during_a_refresh_causes_another_one() -> None:
+def test_attach_during_a_refresh_causes_another_one(drain: Any) -> None:
     """A change that another thread reports meanwhile is not forgotten."""
     one = pool(client())
-    found = members(one)
+    found = drain(one)
 
     def attached_meanwhile() -> list[int]:
-        found.stale = True
+        found.attached()
         return [0]
 
     one.available_replica_ids = attached_meanwhile
-    found.refresh(0)
-    assert found.stale
+    found._refresh(0)
+    assert found._is_stale
 
 
-def test_another_wrapper_of_a_put_stays() -> None:
+def test_another_wrapper_of_a_put_stays(drain: Any) -> None:
     """Restoring the queue's put leaves a later wrapper of another package in place."""
     replica = client()
-    found = members(pool(replica))
-    found.refresh(0)
+    found = drain(pool(replica))
 
     def foreign(_item: Any) -> None:
         """Another package's."""
 
     replica.outputs_queue.put_nowait = foreign
-    found.close()
+    for each in found._replicas.values():
+        each.leave()
     assert replica.outputs_queue.put_nowait is foreign
 
 
-def test_a_replica_that_is_marked_unavailable_leaves() -> None:
-    """Although its client is still in its slot."""
+def test_a_replica_that_is_marked_unavailable_leaves(drain: Any) -> None:
+    """Although its client is still in its slot; what it sends later is read when it is available again, once."""
     replica = client()
     one = pool(replica)
-    found = members(one)
-    found.refresh(0)
+    found = drain(one)
     one.is_replica_available = lambda _replica_id: False
     one.available_replica_ids = list
-    assert [each.client for each in found.refresh(1)[1]] == [replica]
+    found._refresh(1)
+    assert not found._replicas
     assert "put_nowait" not in vars(replica.outputs_queue)
+    replica.outputs_queue.put_nowait("something")
+    one.is_replica_available = lambda _replica_id: True
+    one.available_replica_ids = lambda: [0]
+    found._refresh(2)
+    assert [each.client for each in found._line] == [replica]

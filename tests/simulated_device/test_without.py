@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 from functools import reduce
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,11 +14,6 @@ from omni_fastpath.patches import PATCHES
 from omni_simulated_device import without
 
 pytestmark = pytest.mark.upstream
-
-
-def replica(*numbers: int) -> Any:
-    """A replica with arrivals of these numbers in its queue."""
-    return SimpleNamespace(waiting=numbers, arrivals=[SimpleNamespace(number=number) for number in numbers])
 
 
 @pytest.mark.parametrize("part", without.PARTS)
@@ -39,15 +32,3 @@ def test_a_part_is_there_and_its_replacement_can_be_told_from_it(part: str, capf
     finally:
         setattr(owner, last, original)
     assert capfd.readouterr().err.count(f"goes without {part} ") == 1
-
-
-def test_in_order_of_arrival_the_oldest_output_of_any_replica_is_next() -> None:
-    """One raw output at a time, at the replica whose turn it is made."""
-    from collections import deque
-
-    busy, idle = SimpleNamespace(replicas=deque([replica(), replica(7, 8), replica(5)])), SimpleNamespace(replicas=())
-    other = SimpleNamespace(replicas=deque([replica(6)]))
-    decided = without.PARTS["order"][2](SimpleNamespace(_stages=(idle, other, busy)))
-    assert decided == (busy, True, False)
-    assert [each.number for each in busy.replicas[0].arrivals] == [5]
-    assert without.PARTS["order"][2](SimpleNamespace(_stages=(idle,))) is None

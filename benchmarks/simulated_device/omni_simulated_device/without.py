@@ -7,7 +7,6 @@ module has been imported, so that upstream's code does that part. A word about e
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -17,24 +16,7 @@ from typing import Any
 SAID = "omni_simulated_device: omni-fastpath goes without %s in process %d"
 
 
-def _by_arrival(order: Any, _current: Any = None) -> Any:
-    """`Order.decide` without an order: one raw output, the one that came first, whatever its stage."""
-    from omni_fastpath.patches.budgeted_drain.order import Decision
-
-    oldest, at = math.inf, None
-    for stage in order._stages:
-        for place, replica in enumerate(stage.replicas):
-            if replica.waiting and (not replica.arrivals or replica.arrivals[0].number < oldest):
-                oldest, at = replica.arrivals[0].number if replica.arrivals else -1, (stage, place)
-    if at is None:
-        return None
-    stage, place = at
-    stage.replicas.rotate(-place)  # its turn is next
-    return Decision(stage, due=True, contested=False)
-
-
 PARTS: Mapping[str, tuple[str, str, Any]] = {
-    "order": ("budgeted_drain.order", "Order.decide", _by_arrival),
     "unseen_outputs": ("lean_processing.unseen", "_find_out", lambda *_: False),
     "late_sums": ("lean_processing.wrappers", "make_lean", lambda _: None),
     "token_ids": ("lean_processing.token_ids", "LeanState._is_plain", lambda _: False),
