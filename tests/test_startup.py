@@ -265,16 +265,16 @@ def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
 
     os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS="3", OMNI_FASTPATH_FINAL_OUTPUT_WAKEUP="0")
     register()
-    base = json.dumps({**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 5, "max_time_us": 700}})
+    base = json.dumps({**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 5}})
     odd = "x: {1: 0.5, 1: 0.7, true: 1, 'true': 2}\n"
     (tmp_path / "base.yaml").write_text(f"{odd}stages: [{{stage_id: 0}}]\nfastpath: {base}\n", encoding="utf-8")
-    file = yaml(tmp_path, base_config="base.yaml", fastpath={"budgeted_drain": {"floor": 0.2}})
+    file = yaml(tmp_path, base_config="base.yaml", fastpath={"budgeted_drain": {"max_time_us": 700}})
     load_deploy_config(file)  # imported by others before we came
     assert read(file) == stock(file)
     assert (ours(), states()) == (NOTHING, {})
     assert engine(file) == []
     options: Any = LEDGER.named("budgeted_drain").options
-    assert (options.max_items, options.max_time_us, options.floor) == (3, 700, 0.2)
+    assert (options.max_items, options.max_time_us) == (3, 700)
     assert ours() == NOTHING | written("budgeted_drain", "nonblocking_dequeue")
     [shown] = state_files()
     assert (shown["source"], shown["role"]) == (str(file), "server")
