@@ -134,7 +134,7 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
 def made(arm: Arm, deploy: str, release: str | None = None) -> Server:
     """A server for a storm."""
     model = whole_server.model_folder("qwen3_omni")
-    environment = whole_server.environment(arm, STEPS)
+    environment = whole_server.environment(arm, {"stages": STEPS})
     return Server(model, whole_server.deploy(deploy), environment=environment, release=release)
 
 
