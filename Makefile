@@ -15,11 +15,11 @@ demo: setup ## what the package is for: a node on light engines, stock and fastp
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
 	@$(VENV_PYTHON) -W ignore -m tests.trust.parity $(ARGS)
 
-test: setup lint ## before each commit, five minutes: no vLLM, each patch on the real upstream, one pair of servers
+test: setup lint ## before each commit, seven minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; half an hour
+test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; three quarters of an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory pythons
