@@ -3,8 +3,7 @@
 What:
     A request for generation is on its way from the end of its body until it is submitted to the orchestrator.
     While one is on its way, the front end does not deliver the next output, for up to 5 ms at a time and for at most a
-    third of the time overall. Before it takes its next output, the orchestrator's thread gives the event loop the turns
-    that a submitted request needs to reach its stage.
+    third of the time overall.
 Why:
     Each output that is delivered makes work for the event loop. A new request needs a dozen turns of that loop, and the
     threads that render and tokenize wait for the interpreter lock behind it. With four replicas and 64 streams a
