@@ -1,4 +1,4 @@
-"""Where requests enter, and which are on their way in, for the loop that drains outputs."""
+"""Where requests enter, and which are on their way to a stage."""
 
 from __future__ import annotations
 

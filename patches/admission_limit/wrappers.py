@@ -63,9 +63,9 @@ async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) ->
     scope, receive, send = way_in.connection(*args, **kwargs)
     is_socket = scope["type"] == "websocket"
     counts = is_socket or (scope["type"] == "http" and scope["method"] == "POST")
-    if way_in.is_api_server(app):
+    if is_upstreams := way_in.is_api_server(app):
         _open(app.state)
-    if _places.limit is None or not counts or not way_in.is_api_server(app):
+    if _places.limit is None or not counts or not is_upstreams:
         return await wrapped(*args, **kwargs)
     ticket = Ticket(is_socket=is_socket)
     _ticket.set(ticket)
