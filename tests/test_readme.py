@@ -16,7 +16,7 @@ from omni_fastpath.patches import PATCHES
 
 ROOT = Path(__file__).parents[1]
 README, CONFIGURATION, OPERATIONS = ROOT / "README.md", ROOT / "docs/configuration.md", ROOT / "docs/operations.md"
-SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks", "scripts")
+SOURCES = ("omni_fastpath", "tests", "benchmarks", "scripts")
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.yaml"), ROOT / "benchmarks/RESULTS.md"]
 
 

@@ -4,7 +4,7 @@ The machinery reads ``PATCHES`` and knows no patch by name. No patch imports ano
 
 To add a patch ``NAME``, with ``final_output_wakeup`` as a small example:
 
-1. ``patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch has, which
+1. ``omni_fastpath/patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch has, which
    ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a release: a
    ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
    replaces or calls is a seam in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
