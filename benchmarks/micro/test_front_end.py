@@ -1,4 +1,4 @@
-"""``lean_front_end``: what the front end's thread spends on a streamed answer."""
+"""``lean_front_end``: what the front end's thread spends on a streamed chunk of audio."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ import pytest
 from .conftest import Measured
 
 CHUNKS = 32
-
-
-@pytest.mark.parametrize("tokens", [16, 256])
-def test_token(measured: Measured, tokens: int) -> None:
-    """The event of one token, in an answer of that number of tokens."""
-    from tests.patches.chat_stream import output, token
-
-    measured(lambda: _streamed([output("text", [token(" word", number)]) for number in range(tokens)]), 20)
 
 
 @pytest.mark.parametrize("samples", [1_920, 9_600, 48_000])

@@ -1,4 +1,4 @@
-"""A request's summary, events and chunks of audio are upstream's own text and bytes."""
+"""A request's summary and chunks of audio are upstream's own text and bytes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,16 @@ from typing import Any
 import pytest
 
 from omni_fastpath.ledger import LEDGER
-from tests.patches import chat_stream
-from tests.patches.chat_stream import output, sound, token
 from tests.patches.drive import only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 STATS = "vllm_omni.metrics.stats"
-TEXTS = (
-    " Hello",
-    "",
-    "世界",
-    '"\\/\b\f\n\r\t\x00\x1f\x7f',
-    "\u2028\ufeff\U0001f600",
-    "\ue000text\ue001",
-    "7310482956173849",
-    " end",
-)
 
 
 @contextmanager
 def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
-    """The patch installed as in a process with upstream's API server; its counters."""
-    importlib.import_module(chat_stream.SERVING)
+    """The patch installed; its counters."""
     with only("lean_front_end", summary=summary) as entry:
         yield entry.counters
 
@@ -187,22 +174,6 @@ def test_a_table_that_differs_is_upstreams(stock: tuple[list[Any], list[str]], m
     assert "is not as PrettyTable prints it" in reason
 
 
-def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch does not import the API server; tables and files are lean without it, and the reason says so."""
-    import soundfile  # type: ignore[import-untyped]
-
-    monkeypatch.delitem(sys.modules, chat_stream.SERVING, raising=False)
-    with only("lean_front_end") as entry:
-        assert chat_stream.SERVING not in sys.modules
-        assert "streamed answers are upstream's" in _state()[1]
-        for _ in range(2):
-            soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
-        assert entry.counters["files"] == 1
-    monkeypatch.undo()
-    with switched_on():
-        assert "streamed answers" not in _state()[1]
-
-
 # ---- Chunks of audio ----
 
 
@@ -302,119 +273,3 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
         assert _state()[0] == "failed"
         assert "not as soundfile writes it" in _state()[1]
         assert counters["files"] == 0
-
-
-# ---- The events of a streamed answer ----
-
-
-def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **more: Any) -> list[Any]:
-    """The outputs of one request: text with audio in between, and both ends."""
-    found = []
-    for number, text in enumerate(texts):
-        found.append(output("text", [token(text, number, index=index) for index in indexes], **more))
-        if number % 3 == 2:
-            found.append(output("audio", [sound()]))
-    found.append(output("text", [token("!", 99, index=index, finish="stop") for index in indexes], finished=True))
-    found.append(output("audio", [sound(finish="stop")], finished=True))
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freeze the time of creation that events contain."""
-    import time
-
-    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
-
-
-METRICS = {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}
-NAMES = {
-    'a "model"': 8,
-    "7310482956173849": 8,
-    "模型": 8,
-    "\ue000text\ue001": 0,  # marks the places of a form
-}
-CASES: list[Any] = [
-    pytest.param(asked, given, named, lean, id=name)
-    for name, asked, given, named, lean in (
-        ("text and audio", {}, {}, {}, 8),
-        ("no usage", {"stream_options": None}, {}, {}, 8),
-        ("usage at the end", {"stream_options": {"include_usage": True}}, {}, {}, 8),
-        ("text alone", {"modalities": ["text"]}, {}, {}, 8),
-        ("two choices", {"n": 2}, {"indexes": (0, 1)}, {}, 16),
-        ("token ids", {"return_token_ids": True}, {}, {}, 0),
-        ("one tool call at a time", {"parallel_tool_calls": False}, {}, {}, 8),
-        ("stage metrics kept back", {}, METRICS, {}, 8),
-        ("stage metrics", {"return_stage_metrics": True}, METRICS, {}, 0),
-        ("echo", {"echo": True}, {}, {}, 8),
-        ("an id that is too long to be kept", {}, {}, {"one": "chatcmpl-".ljust(257, "x")}, 0),
-        ("a long id", {}, {}, {"one": "chatcmpl-".ljust(256, "x")}, 8),
-        *((f"{key} {name}", {}, {}, {key: name}, lean) for key in ("model", "one") for name, lean in NAMES.items()),
-    )
-]
-"""What is asked, what the stages give, other names than the usual ones, and how many events the patch writes."""
-
-
-@pytest.mark.parametrize(("asked", "given", "named", "lean"), CASES)
-async def test_events_are_upstreams(asked: Any, given: Any, named: Any, lean: int) -> None:
-    """Byte for byte, whatever the request asks for and whatever its names are, and so is the usage for the log."""
-    request, outputs = chat_stream.request(**asked), _outputs(**given)
-    expected = await chat_stream.events(request, outputs, **named)
-    assert sum("Hello" in event for event in expected[0]) == max(1, len(given.get("indexes", (0,))))
-    assert not any('"error"' in event for event in expected[0])
-    with switched_on() as counters:
-        found = await chat_stream.events(request, outputs, **named)
-        assert found == expected
-        assert found[1].model_fields_set == expected[1].model_fields_set
-        assert repr(found[1]) == repr(expected[1])
-        assert (counters["streams"], counters["events"]) == (1, lean)
-        assert _state()[0] == "applied"
-
-
-async def test_two_requests_of_one_id_do_not_mix() -> None:
-    """Two requests with one id at the same time, of different models and with other options, get their own events."""
-    requests = (chat_stream.request(), chat_stream.request(stream_options=None))
-    alone = [await chat_stream.events(request, _outputs(), model=str(n)) for n, request in enumerate(requests)]
-    with switched_on():
-        together = await asyncio.gather(
-            *(chat_stream.events(request, _outputs(), model=str(n)) for n, request in enumerate(requests))
-        )
-    assert together == alone
-
-
-def test_every_character_is_escaped_as_pydantic_does() -> None:
-    """Every Unicode character except surrogates, which are left to upstream."""
-    from json.encoder import encode_basestring
-
-    from pydantic_core import to_json
-
-    for first in range(0, 0x110000, 0x800):
-        if first == 0xD800:
-            continue
-        text = "".join(map(chr, range(first, first + 0x800)))
-        assert encode_basestring(text) == to_json(text).decode()
-
-
-async def test_a_lone_surrogate_is_upstreams_error() -> None:
-    """A lone surrogate, which cannot be sent, ends the stream with upstream's error."""
-    outputs = _outputs(("a", "\ud800", "b"))
-    expected = await chat_stream.events(chat_stream.request(), outputs)
-    assert any("surrogates" in event for event in expected[0])
-    with switched_on() as counters:
-        assert await chat_stream.events(chat_stream.request(), outputs) == expected
-        assert counters["events"] == 1
-        assert _state()[0] == "applied"
-
-
-async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the first event of a form differs from upstream's, upstream's is sent and the state is failed."""
-    from omni_fastpath.patches.lean_front_end import stream_events as events
-
-    outputs = _outputs(("世界", "b"))
-    expected = await chat_stream.events(chat_stream.request(), outputs)
-    with switched_on():
-        monkeypatch.setattr(events, "_filled_in", lambda *_: "{}")
-        assert await chat_stream.events(chat_stream.request(), outputs) == expected
-        state, reason = _state()  # with a remark behind it where a part of the patch has nothing to do
-        assert state == "failed"
-        assert reason.startswith("writing an event failed: ValueError('an event is not as pydantic writes it')")

@@ -1,4 +1,4 @@
-"""The wrappers of ``lean_front_end``: a summary's tables, the events of a streamed answer, and chunks of audio."""
+"""The wrappers of ``lean_front_end``: a summary's tables, and chunks of audio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from omni_fastpath.ledger import Call, runtime
 
 from . import pcm
 from .other_globals import WithOtherGlobals
-from .stream_events import Events
 from .summary_table import DebugTable, SummaryTable
 
 _runtime = runtime("lean_front_end")
@@ -66,25 +65,6 @@ def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> s
     return text
 
 
-# ---- The events of a streamed answer ----
-
-_EVENT = "OmniChatCompletionStreamResponse"
-_stream: list[WithOtherGlobals] = []
-"""The current one, if there is one."""
-
-
-def wrapped_chat_completion_stream_generator(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
-    """The events of one streamed chat answer, by upstream's generator with other classes for its models."""
-    # If it is called through the class, with the instance as an argument, it is wrapt's partial of the function.
-    function: Any = wrapped.function
-    upstream = getattr(function, "__func__", None) or function.__wrapped__
-    if not _stream or not _stream[0].is_of(upstream):
-        event = Events(upstream.__globals__[_EVENT]).replacement
-        _stream[:] = [WithOtherGlobals(upstream, {_EVENT: event})]
-    _counters["streams"] += 1
-    return _stream[0].function(instance, *args, **kwargs)
-
-
 # ---- Chunks of audio ----
 
 _MOST_HZ = 384_000
@@ -129,7 +109,7 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 
 
 def taken_off() -> None:
-    """Log tables at INFO again. Running streams keep what they have."""
+    """Log tables at INFO again."""
     _log.removeFilter(_to_debug)
-    for kept in (_format_table, _stream, _proven, _proven_formats):
+    for kept in (_format_table, _proven, _proven_formats):
         kept.clear()
