@@ -187,30 +187,10 @@ def raw_outputs(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return found
 
 
-def messages(_monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
-    """What a client's reader gets from its socket: a burst, one by one, and after a while."""
-    from tests.patches.lean_processing_script import everything
-    from tests.patches.test_lean_processing_sockets import Wire
-    from tests.patches.test_lean_processing_sockets import _on_wire as on_wire
-    from tests.patches.test_lean_processing_sockets import _raw as raw
-
-    async def script(wire: Wire) -> list[Any]:
-        rng = random.Random(2)
-        found: list[Any] = []
-        for burst in (70, 1, 1, 3):
-            wire.send(*(raw(rng, number) for number in range(burst)))
-            found += [everything(await wire.client.get_output_async()) for _ in range(burst)]
-            await asyncio.sleep(0.002)
-        return found
-
-    return repr(on_wire(folder, script))
-
-
 def front_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """Summaries in the log, chunks of audio, and a streamed answer."""
+    """Summaries in the log, and chunks of audio."""
     import soundfile  # type: ignore[import-untyped]
 
-    from tests.patches import chat_stream
     from tests.patches import test_lean_front_end as front
 
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
@@ -221,9 +201,6 @@ def front_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         file = BytesIO()
         soundfile.write(file, front._samples(7), 24_000, format=form, subtype="PCM_16")
         found.append((file.getvalue(), file.tell()))
-    for options in ({"include_usage": True, "continuous_usage_stats": True}, None):
-        events, usage = asyncio.run(chat_stream.events(chat_stream.request(stream_options=options), front._outputs()))
-        found += [events, repr(usage)]
     return found
 
 
@@ -302,7 +279,7 @@ SCENARIOS: dict[str, tuple[Play, ...]] = {
     "abandoned_chunks": (requests_end,),
     "save_queue_cap": (stage,),
     "forward_gate": (stage,),
-    "lean_processing": (raw_outputs, messages),
+    "lean_processing": (raw_outputs,),
     "lean_front_end": (front_end,),
     "queue_metrics": (observed, first_outputs),
 }

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 SAID = "omni_simulated_device: omni-fastpath goes without %s in process %d"
@@ -21,9 +20,7 @@ PARTS: Mapping[str, tuple[str, str, Any]] = {
     "late_sums": ("lean_processing.wrappers", "make_lean", lambda _: None),
     "token_ids": ("lean_processing.token_ids", "LeanState._is_plain", lambda _: False),
     "time_stamps": ("lean_processing.wrappers", "_KNOWN", frozenset()),
-    "socket_reader": ("lean_processing.wrappers", "attached", lambda _: None),
     "summary": ("lean_front_end.wrappers", "_table", lambda upstream, *args, **kwargs: upstream(*args, **kwargs)),
-    "stream_events": ("lean_front_end.wrappers", "Events", lambda model: SimpleNamespace(replacement=model)),
     "audio_files": ("lean_front_end.wrappers", "_file", lambda *_: None),
 }
 """By name: a module of ``omni_fastpath.patches``, which of its objects is replaced, and by what."""

@@ -5,16 +5,13 @@ What:
     plain text copies the token ids so far when they are read. In the middle of a request whose outputs nothing receives
     at a stage, an entry with only tokens is counted, its tokens are kept, and no output is made. A bare object with the
     request's id passes through upstream's routing, which does nothing with it. Statistics, time stamps and the terminal
-    output are upstream's, made from the same state. If a message is in the socket when vLLM's socket reader asks for
-    the next one, the reader gets it at once. Otherwise it waits without what ``zmq.asyncio`` does for each message.
-    After 64 messages in a row the rest of the event loop gets a turn.
+    output are upstream's, made from the same state.
 Why:
     Upstream sums all latencies of a request and copies all of its token ids for each output, so that a request of n
     steps costs n² (an output at step 2,000 up to three times one at step 50). An output of a talker, which nothing
-    receives, costs as much as one of a thinker, and a message costs a future, a callback and four checks of the socket.
-    All of this is done under the interpreter lock, for which the front end waits.
+    receives, costs as much as one of a thinker. All of this is done under the interpreter lock, for which the front end waits.
 Why not a hook:
-    Upstream has none there, and its socket reader is a function inside a method. ``RequestOutputKind.FINAL_ONLY`` for
+    Upstream has none there. ``RequestOutputKind.FINAL_ONLY`` for
     stages from which nothing receives is no substitute, because it changes which audio terminal counts as one and drops
     the time stamps whose differences reach clients.
 Scope:
@@ -23,23 +20,21 @@ Scope:
     at a stage without final output whose next stage receives chunks, after its first output with content. An entry with
     a payload is built, and so are all that follow it. ``forward_gate`` keeps payloads away. A subclass of
     ``Orchestrator`` (duplex), and prefill and decode in separate stages, are left to upstream. Hooks see an output that
-    was not built without completions. Sockets of clients with data parallelism are left to pyzmq, and the state's
-    reason says so.
+    was not built without completions.
 Fragility:
     Each wrapper calls what it wraps. The class of a processor and of a request's state becomes a subclass, and the dict
     of latency records is replaced. From 0.30 on, the patch counts a step in the middle of a request in place of the
     processor. It makes the completion of a step with plain tokens and DELTA itself. It counts audio frames once the
     sample rate is known. These bodies are pinned. The lists of detokenizers must only grow at their end, and lose no
     more than what was added last (0.32, at a stop string). With an unknown detokenizer, completions have upstream's
-    copies. Before a reader starts, its socket gets another ``recv_multipart`` as an attribute. The event loop has the
-    patch's callback at the socket's descriptor in place of pyzmq's until the reader's task ends or is cancelled. Set
+    copies. Set
     after an exception of the patch between a text and its output: ``_last_output_text_offset`` of a detokenizer, so
     that it returns the text again.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:
-    Upstream keeps running sums, copies token ids only for the terminal output, drops outputs that nothing receives
-    before they are built, and its reader takes the messages in the socket without a future for each.
+    Upstream keeps running sums, copies token ids only for the terminal output, and drops outputs that nothing
+    receives before they are built.
 """
 
 from __future__ import annotations
@@ -56,7 +51,6 @@ PATCH = Patch(
     counters=(
         Counter("raw_outputs", "raw outputs that were processed", per_request=True),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),
-        Counter("messages", "messages taken from the stages' sockets"),
     ),
     rows=ROWS,
 )

@@ -11,7 +11,6 @@ STAGE_POOL = "vllm_omni.engine.stage_pool"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 COMPANIONS = "vllm_omni.engine.cfg_companion_tracker"
 METRICS = "vllm_omni.metrics.utils"
-CORE_CLIENT = "vllm.v1.engine.core_client"
 
 
 _OWN = ("stage_pools", "request_states", "async_chunk", "num_stages", "_pd_pair", "_cfg_tracker")
@@ -36,14 +35,6 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         session: The attribute of a request's state that names its session.
     """
     return (
-        # A client's reader awaits recv_multipart of its socket, which is closed when the task is cancelled.
-        Wrap(
-            CORE_CLIENT,
-            "AsyncMPClient._ensure_output_queue_task",
-            wrapper="wrapped_ensure_output_queue_task",
-            pinned=True,
-        ),
-        Pin(CORE_CLIENT, "BackgroundResources.__call__"),
         # Which outputs are received, and how others are handled.
         Wrap(ORCHESTRATOR, f"{orchestrator}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs"),
@@ -87,8 +78,6 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         Pin(STAGE_POOL, "StagePool._collect_audio_metrics"),
         Pin(METRICS, "count_audio_frames"),
         Pin(METRICS, "iter_mm_outputs"),
-        Reads(CORE_CLIENT, "AsyncMPClient", ("resources",)),
-        Reads(CORE_CLIENT, "BackgroundResources", ("output_socket", "output_queue_task")),
         Reads(ORCHESTRATOR, orchestrator, _OWN),
         Reads(ORCHESTRATOR, "OrchestratorRequestState", ("streaming", session)),
         Reads(STAGE_POOL, "StagePool", _POOL),

@@ -15,20 +15,11 @@ from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 from omni_fastpath.ledger import Call, raised_by_us, runtime
 
 from .processor import make_lean
-from .socket_reader import attached
 from .token_ids import TextCompletion
 from .unseen import BareOutput, attach, unseen_of
 
 _runtime = runtime("lean_processing")
 _counters = _runtime.counters
-
-
-def wrapped_ensure_output_queue_task(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
-    """Start a client's socket reader as upstream does, once. Before that, replace ``recv_multipart`` of its socket."""
-    reader = attached(instance) if instance.resources.output_queue_task is None else None
-    wrapped(*args, **kwargs)
-    if reader is not None:
-        instance.resources.output_queue_task.add_done_callback(reader.leave)
 
 
 def wrapped_process_llm_stage_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
