@@ -19,7 +19,6 @@ PARTS: Mapping[str, tuple[str, str, Any]] = {
     "unseen_outputs": ("lean_processing.unseen", "_find_out", lambda *_: False),
     "late_sums": ("lean_processing.wrappers", "make_lean", lambda _: None),
     "token_ids": ("lean_processing.token_ids", "LeanState._is_plain", lambda _: False),
-    "time_stamps": ("lean_processing.wrappers", "_KNOWN", frozenset()),
     "summary": ("lean_front_end.wrappers", "_table", lambda upstream, *args, **kwargs: upstream(*args, **kwargs)),
     "audio_files": ("lean_front_end.wrappers", "_file", lambda *_: None),
 }

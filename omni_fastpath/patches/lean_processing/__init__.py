@@ -24,8 +24,7 @@ Scope:
 Fragility:
     Each wrapper calls what it wraps. The class of a processor and of a request's state becomes a subclass, and the dict
     of latency records is replaced. From 0.30 on, the patch counts a step in the middle of a request in place of the
-    processor. It makes the completion of a step with plain tokens and DELTA itself. It counts audio frames once the
-    sample rate is known. These bodies are pinned. The lists of detokenizers must only grow at their end, and lose no
+    processor. It makes the completion of a step with plain tokens and DELTA itself. These bodies are pinned. The lists of detokenizers must only grow at their end, and lose no
     more than what was added last (0.32, at a stop string). With an unknown detokenizer, completions have upstream's
     copies. Set
     after an exception of the patch between a text and its output: ``_last_output_text_offset`` of a detokenizer, so

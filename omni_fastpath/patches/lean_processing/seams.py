@@ -10,12 +10,10 @@ DETOKENIZER = "vllm.v1.engine.detokenizer"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 COMPANIONS = "vllm_omni.engine.cfg_companion_tracker"
-METRICS = "vllm_omni.metrics.utils"
 
 
 _OWN = ("stage_pools", "request_states", "async_chunk", "num_stages", "_pd_pair", "_cfg_tracker")
-_TIMES = ("_audio_frames_by_request", "_non_empty_first_output_timestamps_by_request")
-_POOL = ("output_processor", "stage_client", "final_output", *_TIMES)
+_POOL = ("output_processor", "stage_client", "final_output", "_non_empty_first_output_timestamps_by_request")
 _STATE = (
     *("external_req_id", "output_kind", "stream_interval", "parent_req", "queue", "streaming_input", "is_prefilling"),
     *("stats", "request_index", "logprobs_processor", "mm_accumulated", "detokenizer", "native_text_stats"),
@@ -68,16 +66,6 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text"),
         Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text"),
         Pin(OMNI_PROCESSOR, "OmniRequestState._new_request_output"),
-        # The records of an output.
-        Wrap(
-            STAGE_POOL,
-            "StagePool.record_output_timestamps",
-            wrapper="wrapped_record_output_timestamps",
-            pinned=True,
-        ),
-        Pin(STAGE_POOL, "StagePool._collect_audio_metrics"),
-        Pin(METRICS, "count_audio_frames"),
-        Pin(METRICS, "iter_mm_outputs"),
         Reads(ORCHESTRATOR, orchestrator, _OWN),
         Reads(ORCHESTRATOR, "OrchestratorRequestState", ("streaming", session)),
         Reads(STAGE_POOL, "StagePool", _POOL),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
-from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import OutputProcessorOutput
-from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
-from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 
 from omni_fastpath.ledger import Call, raised_by_us, runtime
 
 from .processor import make_lean
-from .token_ids import TextCompletion
-from .unseen import BareOutput, attach, unseen_of
+from .unseen import attach, unseen_of
 
 _runtime = runtime("lean_processing")
 _counters = _runtime.counters
@@ -79,36 +73,3 @@ def _joined(made: list[Any]) -> OutputProcessorOutput:
         [output for each in made for output in each.request_outputs],
         [request for each in made for request in each.reqs_to_abort],
     )
-
-
-def wrapped_record_output_timestamps(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
-    """Record what upstream records. For an output that is not its request's first this is a time and audio frames."""
-    stamp = kwargs.get("output_ts")
-    if len(args) != 1 or stamp is None:
-        return wrapped(*args, **kwargs)
-    stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
-    frames, rates = instance._audio_frames_by_request, instance._audio_sample_rate_by_request
-    known: list[list[float]] = []
-    more: dict[Any, int] = {}
-    rest: list[Any] = []
-    for output in args[0]:
-        kind, name = type(output), getattr(output, "request_id", None)
-        made = type(output.outputs[0]) if kind is RequestOutput and len(output.outputs) == 1 else kind
-        if name not in firsts or name not in stamps or made not in _KNOWN:
-            rest.append(output)
-        elif made in _WITHOUT_PAYLOAD:
-            known.append(stamps[name])
-        elif rates.get(name, 0) > 0:  # a rate does not change once it is known
-            known.append(stamps[name])
-            if (count := sum(map(count_audio_frames, iter_mm_outputs(output)))) > 0:
-                more[name] = more.get(name, frames.get(name, 0)) + count
-        else:
-            rest.append(output)
-    times = map(list.append, known, repeat(stamp))
-    # One statement, without code of the patch. If anything fails before it, upstream records everything.
-    return (frames.update(more), deque(times, maxlen=0), wrapped(rest, output_ts=stamp))[-1]
-
-
-_WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})
-_KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput}
-"""The outputs and completions whose payload is in a known attribute, or that have none."""
