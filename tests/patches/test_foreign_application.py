@@ -76,6 +76,14 @@ async def test_an_application_may_be_called_by_keywords(known: Any) -> None:
     assert seen == [True]
 
 
+def test_a_patch_does_not_outlive_what_it_requires() -> None:
+    """If connections are no longer followed, what would wait for their end steps aside too, and nothing else."""
+    with only("delivery", "admission_limit", "nonblocking_dequeue"):
+        LEDGER.named("connections").fail("a test", ValueError())
+        names = ("connections", "delivery", "admission_limit", "nonblocking_dequeue")
+        assert [LEDGER.named(name).has_failed for name in names] == [True, True, True, False]
+
+
 def test_upstream_marks_its_application() -> None:
     """By this attribute of its state, on every release."""
     server = importlib.import_module(API_SERVER)
