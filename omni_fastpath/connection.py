@@ -103,6 +103,6 @@ def _serving() -> Iterator[tuple[Entry, Begin]]:
 
 
 def lost(error: Exception) -> None:
-    """Let the patches step aside that follow connections, because nothing tells them any more when one ends."""
+    """Let the registered patches step aside, because nothing tells them any more when a connection ends."""
     for entry, _ in list(_serving()):
         entry.fail(_WHAT, error)

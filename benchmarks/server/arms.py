@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.rigs.arm import Arm
 from omni_fastpath.config import value_variable
-from omni_fastpath.patches import PATCHES
+from omni_fastpath.patches import CONNECTIONS, PATCHES
 from omni_simulated_device import WITHOUT_VARIABLE
 from omni_simulated_device.without import PARTS
 
@@ -34,7 +34,7 @@ _PATCHES = {
             **{each.env: "0" for each in PATCHES if each is patch or patch.name in each.requires},
         }
         for patch in PATCHES
-        if patch.default_on
+        if patch.default_on and patch is not CONNECTIONS  # which serves others only
     },
     **{f"with-{patch.name}": {**_ON, patch.env: "1"} for patch in PATCHES if not patch.default_on},
     **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},

@@ -35,7 +35,7 @@ ENTRIES = frozenset(
         "Client._answer",
         "Client._heard",
         "OnItsWay._received",
-        "OnItsWay.leave",
+        "OnItsWay.ended",
         "Delivery._put_and_wake",
         "._resolve",
         "Followed._observed_send",

@@ -83,7 +83,6 @@ def test_a_put_wakes_the_front_end(
     producer.join()
     assert found == [*numbers]
     assert entry.counters["woken"] > 0
-    assert entry.counters["liveness_checks"] == 0
     assert entry.counters["messages"] == len(numbers)
     assert engine._output_drain_executor is None
 
@@ -99,7 +98,7 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(
     alive = [True]
     engine = engine_of(lambda: bool(alive))
     assert await getattr(engine, drain)() is None
-    assert {name: count for name, count in entry.counters.items() if count} == {"liveness_checks": 1}
+    assert not any(entry.counters.values())
     assert engine._output_drain_executor is None
     asyncio.get_running_loop().call_soon(alive.clear)
     for message in (None, "the last", None):
@@ -195,7 +194,6 @@ async def test_the_event_loop_gets_a_turn_after_a_batch(entry: Any) -> None:
             loop.call_soon(batches.append, 0)
     assert set(batches[1:-1]) == {8}
     assert taken == list(range(100))
-    assert entry.counters["turns"] == 12
 
 
 # ---- The order ----

@@ -163,7 +163,6 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
 )
 async def test_requests_for_text_and_speech_count(on: Any, method: str, path: str, counts: int) -> None:
     """Requests of other routes and methods do not."""
-
     await _ask(lambda: _counted(counts), path, method)
 
 
@@ -223,7 +222,7 @@ async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, mo
     assert longest <= LONGEST_NS + TICK_S * 1e9
     assert 0.3 < (waited - LONGEST_NS) / time.ns <= 1 / 3
     assert on.counters["waited_us"] == waited // 1000
-    assert on.counters["waits"] == on.counters["cut_short"] > 1000
+    assert on.counters["waits"] > 1000
 
 
 async def test_a_wait_ends_with_the_submission(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +235,7 @@ async def test_a_wait_ends_with_the_submission(on: Any, monkeypatch: pytest.Monk
     for _ in range(20):
         await pause.before_output()
     assert time.ns == 1_000_000
-    assert (on.counters["waits"], on.counters["cut_short"]) == (1, 0)
+    assert on.counters["waits"] == 1
 
 
 async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
@@ -246,5 +245,5 @@ async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
     ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
     taken = await front_end_takes(100, event_driven=event_driven)
     ON_THEIR_WAY.clear()
-    assert on.counters["cut_short"] > 0
+    assert on.counters["waits"] > 0
     assert taken == list(range(100))

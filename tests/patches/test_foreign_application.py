@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_fastpath.ledger import LEDGER
 from omni_fastpath import connection
+from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.connections import API_SERVER
 from tests.patches.drive import front_end_takes, only
 

@@ -31,7 +31,6 @@ PATCH = Patch(
     summary="follows a request into the application, for the patches that require it",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    default_on=False,
     counters=(Counter("followed", "connections to vLLM-Omni's application"),),
     rows=tuple(
         Fit(

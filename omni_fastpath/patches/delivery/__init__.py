@@ -85,6 +85,8 @@ def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
     )
 
 
+_FORMERLY = {"final_output_wakeup": "", "deadline_order": ".by_deadline", "requests_first": ".requests_first"}
+
 PATCH = Patch(
     name="delivery",
     summary="the front end delivers messages at once, by deadline, and after incoming requests",
@@ -95,23 +97,13 @@ PATCH = Patch(
         Counter("overtaken", "messages that were delivered after one that had arrived later"),
         Counter("most_queued", "most messages queued at the front end", is_maximum=True),
         Counter("woken", "waits that a message ended"),
-        Counter("liveness_checks", "waits that ended without a message, after which the orchestrator was checked"),
-        Counter("turns", "turns that the event loop got while messages were queued all the time"),
         Counter("requests", "complete requests for generation, including refused ones"),
         Counter("waits", "pauses of the outputs for requests"),
         Counter("waited_us", "length of these pauses in total, microseconds"),
-        Counter("cut_short", "pauses that ended at their limit, before the last request was submitted"),
     ),
     options=DeliveryOptions,
     requires=("connections",),
-    formerly={
-        name: f"{name} is part of delivery since 0.4; set {key} instead"
-        for name, key in {
-            "final_output_wakeup": "delivery",
-            "deadline_order": "delivery.by_deadline",
-            "requests_first": "delivery.requests_first",
-        }.items()
-    },
+    formerly={name: f"{name} is part of delivery since 0.4; set delivery{key} instead" for name, key in _FORMERLY.items()},
     rows=(
         Fit(releases=("0.28.0",), seams=_one_by_one("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
         Fit(releases=("0.30.0",), seams=_one_by_one(BASE, "OmniEngineBase")),

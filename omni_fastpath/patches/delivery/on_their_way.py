@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from omni_fastpath.connection import Connection, Follower
 from omni_fastpath.ledger import runtime
 
-ROUTES = (
-    "/completions",
-    "/completions/batch",
-    "/responses",
-    "/messages",
-    "/audio/speech",
-    "/audio/speech/batch",
-    "/audio/generate",
-    "/audio/transcriptions",
-    "/audio/translations",
+_COUNTS = re.compile(
+    r".*/(completions(/batch)?|responses|messages|audio/(speech(/batch)?|generate|transcriptions|translations))"
 )
-"""Ends of the paths whose requests count. Images and videos do not, because their first output takes long anyway."""
+"""Paths whose requests count. Images and videos do not, because their first output takes long anyway."""
 
 LONGEST_WAY_S = 0.25
 """A request that takes longer than this stops counting, because it waits for a remote file or a paused engine and not
@@ -37,33 +30,28 @@ class OnItsWay(Follower):
 
     def __init__(self, connection: Connection) -> None:
         self._receive, connection.receive = connection.receive, self._received
-        self._timer: asyncio.TimerHandle | None = None
+        self._is_complete = False
 
     async def _received(self) -> Any:
         message = await self._receive()
         with _guard:
-            if message["type"] == "http.request" and not message.get("more_body") and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(LONGEST_WAY_S, self.leave)
+            if message["type"] == "http.request" and not message.get("more_body") and not self._is_complete:
+                self._is_complete = True
                 _runtime.counters["requests"] += 1
+                asyncio.get_running_loop().call_later(LONGEST_WAY_S, self.ended)
                 ON_THEIR_WAY.add(self)
         return message
-
-    def leave(self) -> None:
-        """Count it no more."""
-        ON_THEIR_WAY.discard(self)
 
     def submitting(self, _request_id: str) -> None:
         """It is at its goal."""
         ON_THEIR_WAY.discard(self)
 
     def ended(self) -> None:
-        """It was refused, failed, was cancelled, or has been answered."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """It was refused, failed, was cancelled, has been answered, or takes too long."""
         ON_THEIR_WAY.discard(self)
 
 
 def begin(connection: Connection) -> OnItsWay | None:
     """Follow a connection, if it is a request for text or speech and the option is on."""
-    counts = connection.is_post and connection.scope["path"].endswith(ROUTES)
-    return OnItsWay(connection) if counts and _runtime.options.requests_first else None
+    counts = connection.is_post and _runtime.options.requests_first and _COUNTS.fullmatch(connection.scope["path"])
+    return OnItsWay(connection) if counts else None

@@ -10,21 +10,20 @@ import math
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from queue import Empty
+from typing import Any
 
+import janus
 
-class Deadlines(Protocol):
-    """The part of ``deadlines.Deadlines`` that is used here."""
-
-    def of(self, message: Any) -> tuple[str | None, float]:
-        """The request of a message that has just arrived, and its deadline in seconds."""
+_NOTHING = (Empty, IndexError, RuntimeError, getattr(janus, "SyncQueueShutDown", RuntimeError))
+"""What reading an empty or a closed queue raises."""
 
 
 class QueuedMessages:
     """Queued messages of one engine. All methods are called on the front end's event loop.
 
     Args:
-        deadlines: The deadlines of its messages.
+        deadlines: Its ``of(message)`` gives the request and the deadline of each message that arrives.
         counters: The patch's counters.
 
     Attributes:
@@ -33,7 +32,7 @@ class QueuedMessages:
             taken, so that nothing overtakes it.
     """
 
-    def __init__(self, deadlines: Deadlines, counters: dict[str, int]) -> None:
+    def __init__(self, deadlines: Any, counters: dict[str, int]) -> None:
         self.queued: dict[int, Any] = {}
         self.is_open = True
         self._deadlines = deadlines
@@ -44,12 +43,12 @@ class QueuedMessages:
         self._counters = counters
 
     def collect(self, get: Callable[[], Any], is_empty: Callable[[], bool]) -> None:
-        """Take all messages from ``get``, until it has none or raises."""
+        """Take all messages from ``get``, until it has none or is closed."""
         while self.is_open and not is_empty():
             number = self._arrived
             try:
                 self.queued[number] = get()
-            except Exception:  # the queue is empty or closed, and upstream's next read reports that
+            except _NOTHING:  # upstream's next read reports it
                 return
             self._arrived = number + 1
             request_id, deadline = self._deadlines.of(self.queued[number])
