@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.rigs.arm import Arm
 from omni_fastpath.config import value_variable
-from omni_fastpath.patches import CONNECTIONS, PATCHES
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.patches.connections import PATCH as CONNECTIONS
 from omni_simulated_device import WITHOUT_VARIABLE
 from omni_simulated_device.without import PARTS
 

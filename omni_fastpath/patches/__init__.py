@@ -8,6 +8,7 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
    ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a release: a
    ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
    replaces or calls is a seam in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
+   None is written that another patch writes. Where requests enter is followed by ``omni_fastpath.connection``.
    Attributes that it reads are ``Reads``. Those that no class declares are named under Fragility.
    ``scripts/functions.py`` records the functions on each release. Values are an ``Options`` model, figures are
    ``Counter``s, and what else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the
