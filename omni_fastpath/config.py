@@ -287,7 +287,9 @@ class _Layers:
         if key in RULES:
             self._set_rule(key, origin, wanted)
         elif key not in self._declared:
-            self.problems.append(unknown(origin, key, [*self._declared, *RULES]))
+            gone = next((each.formerly[key] for each in self._declared.values() if key in each.formerly), None)
+            names = [*self._declared, *RULES]
+            self.problems.append(ConfigError(f"{origin}: {gone}") if gone else unknown(origin, key, names))
         elif isinstance(wanted, bool):
             self._change(key, on=wanted, origin=origin, reason=f"{origin} is false")
         elif isinstance(wanted, dict):
@@ -433,11 +435,12 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
     known = variables(patches)
     removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
-    unknown_variables = [
-        f"{name}: {removed[name]}" if name in removed else _unknown(name, known)
-        for name in set_variables(environ, patches)
-        if name not in known
-    ]
+    removed |= {f"{MASTER}_{name.upper()}": words for patch in patches for name, words in patch.formerly.items()}
+    unknown_variables = []
+    for name in set_variables(environ, patches):
+        if name not in known:
+            words = removed.get(name) or removed.get(name.partition("__")[0])
+            unknown_variables.append(f"{name}: {words}" if words else _unknown(name, known))
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))

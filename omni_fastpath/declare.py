@@ -264,12 +264,13 @@ class Patch:
             ``unsupported``, unless that release has the same code (``on_unlisted``).
         counters: Its counters. The first is the number of times that it took effect.
         options: The pydantic model of its values. Every field has a default.
-        requires: The names of patches without which it must not run.
+        requires: The names of patches without which it must not run, in the processes in which those are installed.
         default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
         upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
             server without that option the patch is ``not_applicable``. Empty if there is none.
         metrics: Its metrics besides the counters.
         removed: Former keys of its values, each with the sentence that refuses it.
+        formerly: Former patches that it contains now, each with the sentence that refuses it.
     """
 
     name: str
@@ -284,6 +285,7 @@ class Patch:
     upstream_option: str = ""
     metrics: tuple[Metric, ...] = ()
     removed: Mapping[str, str] = field(default_factory=dict)
+    formerly: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> str:

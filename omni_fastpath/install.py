@@ -268,7 +268,11 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
         LEDGER.set(
             patch, State.NOT_APPLICABLE, f"it is used in a {where} process, and this is a {process.value} process"
         )
-    elif lacking := [each for each in map(LEDGER.named, patch.requires) if not each.state.satisfies_requirement]:
+    elif lacking := [
+        each
+        for each in map(LEDGER.named, patch.requires)
+        if process in each.patch.processes and not each.state.satisfies_requirement
+    ]:
         name, state = lacking[0].patch.name, lacking[0].state
         LEDGER.set(patch, state, f"requires {name}, which is {state.value}: {lacking[0].reason}")
     else:

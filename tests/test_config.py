@@ -276,6 +276,21 @@ def test_a_removed_key_is_refused_with_a_sentence() -> None:
             resolve(blocks, environ, PATCHES)
 
 
+@pytest.mark.parametrize("key", ["deadline_order", "requests_first"])
+def test_a_former_patch_is_refused_with_its_new_key(key: str) -> None:
+    """In a YAML, as a variable, and as a variable of a value it had."""
+    from omni_fastpath.patches import PATCHES
+
+    variable = f"OMNI_FASTPATH_{key.upper()}"
+    settings: list[tuple[list[Block], dict[str, str]]] = [(chain({key: True}), {})]
+    settings += [([], {"OMNI_FASTPATH": "1", name: "0"}) for name in (variable, f"{variable}__KEY")]
+    for blocks, environ in settings:
+        with pytest.raises(
+            ConfigError, match=rf"^\S+.*: {key} is part of delivery since 0.4; set delivery\.\w+ instead$"
+        ):
+            resolve(blocks, environ, PATCHES)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

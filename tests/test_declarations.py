@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pydantic
@@ -12,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from omni_fastpath.config import RULES
-from omni_fastpath.declare import Function, Options, Patch
+from omni_fastpath.declare import Add, Function, Options, Patch, Wrap
 from omni_fastpath.install import start_seams
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.seams import FUNCTIONS
@@ -63,6 +65,15 @@ def test_what_was_read_is_what_is_named() -> None:
     for shape, *bodies in (*libraries.values(), *read.values()):
         assert re.fullmatch(r"(function|classmethod|staticmethod)\([\w, ]*\)", shape)
         assert all(re.fullmatch("[0-9a-f]{16}", body) for body in bodies)
+
+
+@pytest.mark.parametrize("release", ["0.28.0", "0.30.0", "0.32.0rc1"])
+def test_a_function_is_written_by_one_patch(release: str) -> None:
+    """On each release no slot is wrapped, replaced or added by two patches."""
+    rows = [found[1] for patch in PATCHES if (found := patch.listed(release)) is not None]
+    written = [{seam.path for seam in row.seams if isinstance(seam, (Wrap, Add))} for row in rows]
+    assert len(rows) == len(PATCHES)
+    assert [path for path, times in Counter(itertools.chain(*written)).items() if times > 1] == []
 
 
 @each_patch

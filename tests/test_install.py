@@ -255,7 +255,6 @@ def test_a_patch_that_was_written_over_steps_aside(upstream: Upstream, how: str)
         (patch("a", MOVED), State.UNSUPPORTED, "a seam has changed"),
         (patch("a", RUN, releases=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
         (patch("a", RUN, wrappers_module="made_up_missing"), State.FAILED, "made_up_missing"),
-        (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in a stage process"),
     ],
 )
 def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch, state: State, reason: str) -> None:
@@ -264,6 +263,13 @@ def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch
     assert states() == {"a": state, "b": state, "c": state, "d": State.APPLIED}
     assert LEDGER.named("c").reason.startswith(f"requires b, which is {state.value}: requires a, which is ")
     assert reason in LEDGER.named("c").reason
+
+
+def test_a_requirement_of_another_process_does_not_count(upstream: Upstream) -> None:
+    """What is used in a stage only is not required in a server."""
+    required = patch("a", RUN, processes=frozenset({Process.STAGE}))
+    apply(resolved(required, B, C), Process.SERVER, (required, B, C))
+    assert states() == {"a": State.NOT_APPLICABLE, "b": State.APPLIED, "c": State.APPLIED}
 
 
 def test_other_process_touches_nothing(upstream: Upstream) -> None:

@@ -263,7 +263,7 @@ def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
 
     from omni_fastpath.ledger import LEDGER
 
-    os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS="3", OMNI_FASTPATH_FINAL_OUTPUT_WAKEUP="0")
+    os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS="3", OMNI_FASTPATH_SUBMISSION_ERRORS="0")
     register()
     base = json.dumps({**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 5}})
     odd = "x: {1: 0.5, 1: 0.7, true: 1, 'true': 2}\n"

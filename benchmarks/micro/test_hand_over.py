@@ -1,4 +1,4 @@
-"""``deadline_order``: what the front end's thread spends on taking a message from the orchestrator's queue."""
+"""``delivery``: what the front end's thread spends on taking a message from the orchestrator's queue."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ GATE = "forward_gate"
 ENGAGED: Mapping[str, str] = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
-    "final_output_wakeup": "woken",
-    "requests_first": "requests",
+    "delivery": "messages",
 }
 """Patches of the API server process, with the counter that must move with each request."""
 

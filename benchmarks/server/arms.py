@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.rigs.arm import Arm
+from omni_fastpath.config import value_variable
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.patches.connections import PATCH as CONNECTIONS
 from omni_simulated_device import WITHOUT_VARIABLE
 from omni_simulated_device.without import PARTS
 
@@ -33,12 +35,18 @@ _PATCHES = {
             **{each.env: "0" for each in PATCHES if each is patch or patch.name in each.requires},
         }
         for patch in PATCHES
-        if patch.default_on
+        if patch.default_on and patch is not CONNECTIONS  # which serves others only
     },
     **{f"with-{patch.name}": {**_ON, patch.env: "1"} for patch in PATCHES if not patch.default_on},
     **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},
 }
 _PARTS = {f"without-{part}": {**_ON, WITHOUT_VARIABLE: part} for part in PARTS}
+_PARTS |= {
+    f"without-{key}": {**_ON, value_variable(patch, key): "0"}
+    for patch in PATCHES
+    for key, field in patch.options.model_fields.items()
+    if field.annotation is bool and patch.default_on
+}
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm

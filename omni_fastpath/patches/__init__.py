@@ -2,12 +2,13 @@
 
 The machinery reads ``PATCHES`` and knows no patch by name. No patch imports another.
 
-To add a patch ``NAME``, with ``final_output_wakeup`` as a small example:
+To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
 
 1. ``omni_fastpath/patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch has, which
    ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a release: a
    ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
    replaces or calls is a seam in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
+   None is written that another patch writes. Where requests enter is followed by ``omni_fastpath.connection``.
    Attributes that it reads are ``Reads``. Those that no class declares are named under Fragility.
    ``scripts/functions.py`` records the functions on each release. Values are an ``Options`` model, figures are
    ``Counter``s, and what else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the
@@ -52,23 +53,21 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches.abandoned_chunks import PATCH as ABANDONED_CHUNKS
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
-from omni_fastpath.patches.deadline_order import PATCH as DEADLINE_ORDER
-from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
+from omni_fastpath.patches.connections import PATCH as CONNECTIONS
+from omni_fastpath.patches.delivery import PATCH as DELIVERY
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
 from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
-from omni_fastpath.patches.requests_first import PATCH as REQUESTS_FIRST
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 from omni_fastpath.patches.submission_errors import PATCH as SUBMISSION_ERRORS
 
 PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
     BUDGETED_DRAIN,
-    DEADLINE_ORDER,
-    FINAL_OUTPUT_WAKEUP,
-    REQUESTS_FIRST,
+    CONNECTIONS,
+    DELIVERY,
     ADMISSION_LIMIT,
     SUBMISSION_ERRORS,
     SAVE_QUEUE_CAP,

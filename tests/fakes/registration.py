@@ -18,7 +18,7 @@ from omni_fastpath.startup import HEADLESS, PLANS, READER
 Key = tuple[str, str]
 """A slot: its module, and its path in it."""
 
-ON = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied")
+ON = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "submission_errors"), "applied")
 ALL_ON: dict[str, Any] = {"fastpath": dict.fromkeys(ON, True)}
 NOTHING = {READER}
 """The slots in ``ours`` where no patch is installed."""

@@ -16,13 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from omni_fastpath import way_in
 from omni_fastpath.declare import Process, State
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
@@ -65,16 +63,13 @@ def dequeues(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
 def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     """Requests through the application to the orchestrator, while its outputs are drained."""
-    from benchmarks.rigs.inprocess import Pipeline
-    from tests.patches.test_requests_first import _ask as ask
-    from tests.patches.test_requests_first import _submit as submit
+    from tests.patches.test_delivery_requests import _ask as ask
+    from tests.patches.test_delivery_requests import _submit as submit
 
     found: list[Any] = []
 
     async def answer() -> str:
-        await submit(looks=False)
-        with pytest.raises(AttributeError):
-            await Pipeline().orchestrator._handle_add_request(SimpleNamespace(request_id="one"))
+        await submit()
         return "Hello."
 
     async def script() -> None:
@@ -90,7 +85,6 @@ def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         return await answer()
 
     asyncio.run(script())
-    found.append(len(way_in.NOT_AT_A_STAGE))
     return found
 
 
@@ -272,8 +266,8 @@ def requests_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "nonblocking_dequeue": (dequeues,),
-    "final_output_wakeup": (messages_arrive,),
-    "requests_first": (requests_come_in,),
+    "connections": (places, first_outputs),
+    "delivery": (messages_arrive, requests_come_in),
     "admission_limit": (places,),
     "submission_errors": (requests_are_submitted,),
     "abandoned_chunks": (requests_end,),
@@ -283,8 +277,10 @@ SCENARIOS: dict[str, tuple[Play, ...]] = {
     "lean_front_end": (front_end,),
     "queue_metrics": (observed, first_outputs),
 }
-ELSEWHERE = {"budgeted_drain", "deadline_order"}
+ELSEWHERE = {"budgeted_drain"}
 """Patches whose exceptions are in ``tests/schedules``."""
+BESIDE: dict[Play, str] = {places: "admission_limit", first_outputs: "queue_metrics"}
+"""What follows connections in a scenario."""
 OPTIONS: dict[str, dict[str, Any]] = {"save_queue_cap": {"max_tasks": 1}}
 IN_STAGES = {"save_queue_cap", "forward_gate"}
 
@@ -319,7 +315,8 @@ def test_an_exception_changes_nothing(patch: str, play: Play, monkeypatch: pytes
     options = OPTIONS.get(patch, {})
 
     def played(at: Callable[[Line], None]) -> tuple[Any, State]:
-        with only(patch, process=process, **options) as entry, monkeypatch.context() as patched:
+        names = dict.fromkeys((BESIDE.get(play, patch), patch))
+        with only(*names, process=process, **options) as entry, monkeypatch.context() as patched:
             with traced(patch, at):
                 found = play(patched, folder)
             return found, entry.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
-from omni_fastpath import way_out
+from omni_fastpath import queues
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
@@ -39,13 +40,12 @@ async def _nothing(*_: Any) -> None:
     """In the place of a function of upstream."""
 
 
-def guarded(name: str) -> Any:
+def guarded(name: str, patch: str = "queue_metrics") -> Any:
     """A wrapper as it is installed, or the wrapped function if the patch is off."""
-    from omni_fastpath.patches.queue_metrics import wrappers
-
-    if not is_installed("queue_metrics"):
+    if not is_installed(patch):
         return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
-    return LEDGER.named("queue_metrics").guarded(getattr(wrappers, name), name, lambda *_: True)
+    wrappers = importlib.import_module(LEDGER.named(patch).patch.wrappers)
+    return LEDGER.named(patch).guarded(getattr(wrappers, name), name, lambda *_: True)
 
 
 def answered(
@@ -95,7 +95,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await guarded("wrapped_app")(serve, SimpleNamespace(state=API_SERVER), (scope, None, send), {})
+        await guarded("wrapped_app", "connections")(serve, SimpleNamespace(state=API_SERVER), (scope, None, send), {})
 
     with pipeline:
         asyncio.run(application())
@@ -112,7 +112,7 @@ def _content(messages: list[Any]) -> list[tuple[int, Any]]:
 
 
 @every_release
-@pytest.mark.parametrize("others", [(), ("requests_first",), ("final_output_wakeup",)], ids=str)
+@pytest.mark.parametrize("others", [(), ("delivery",)], ids=str)
 def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, others: tuple[str, ...]) -> None:
     """Each leg is observed once for first text and first audio; all but the engines' leg is the API process's part."""
     with only(*others, "queue_metrics"):
@@ -150,7 +150,7 @@ def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: A
 
 def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages in the janus queue and messages that a patch has taken out of it are both ahead."""
-    monkeypatch.setattr(way_out, "KEPT", [lambda: 7, lambda: 2])
+    monkeypatch.setattr(queues, "KEPT", SimpleNamespace(get=lambda *_: range(9)))
     with only("queue_metrics"):
         answered()
         assert shown("first_output_ahead")["text", "front_end"]["sum"] == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_fastpath import connection
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.requests_first import API_SERVER
-from tests.patches.drive import only
+from omni_fastpath.patches.connections import API_SERVER
+from tests.patches.drive import front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 PATH = "/v1/chat/completions"
 
 
-@pytest.fixture(params=["requests_first", "admission_limit", "queue_metrics"])
+@pytest.fixture(params=["delivery", "admission_limit", "queue_metrics"])
 def known(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One of the patches that wrap the application, and what tells in a handler whether it acts on the request."""
     importlib.import_module(API_SERVER)  # without it the application is left alone
@@ -26,7 +28,7 @@ def known(request: pytest.FixtureRequest) -> Iterator[Any]:
         wrappers = importlib.import_module(LEDGER.named(request.param).patch.wrappers)
         if request.param == "admission_limit":
             wrappers._places.open(1)
-        yield getattr(wrappers, "_ticket" if request.param == "admission_limit" else "_journey")
+        yield lambda: connection.follower(request.param)
         assert not LEDGER.named(request.param).has_failed
 
 
@@ -35,7 +37,7 @@ def _application(known: Any, *, is_upstreams: bool) -> tuple[Any, list[bool]]:
     from fastapi import FastAPI
 
     app, seen = FastAPI(), []
-    app.add_api_route(PATH, lambda: seen.append(known.get() is not None), methods=["POST"])
+    app.add_api_route(PATH, lambda: seen.append(known() is not None), methods=["POST"])
     if is_upstreams:
         app.state.openai_serving_models = None
     return app, seen
@@ -74,20 +76,32 @@ async def test_an_application_may_be_called_by_keywords(known: Any) -> None:
     assert seen == [True]
 
 
+def test_a_patch_does_not_outlive_what_it_requires() -> None:
+    """If connections are no longer followed, what would wait for their end steps aside too, and nothing else."""
+    with only("delivery", "admission_limit", "nonblocking_dequeue"):
+        LEDGER.named("connections").fail("a test", ValueError())
+        names = ("connections", "delivery", "admission_limit", "nonblocking_dequeue")
+        assert [LEDGER.named(name).has_failed for name in names] == [True, True, True, False]
+
+
 def test_upstream_marks_its_application() -> None:
     """By this attribute of its state, on every release."""
     server = importlib.import_module(API_SERVER)
     assert "openai_serving_models" in server.omni_init_app_state.__code__.co_names
 
 
-def test_an_engine_without_an_api_server_leaves_applications_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where upstream's API server is not imported, the slot has FastAPI's own function."""
+def test_an_engine_without_an_api_server_leaves_applications_alone(
+    monkeypatch: pytest.MonkeyPatch, event_driven: bool
+) -> None:
+    """Where upstream's API server is not imported, the slot has FastAPI's own function, and messages are delivered."""
     import sys
 
     from fastapi import FastAPI
 
     stock = vars(FastAPI)["__call__"]
     monkeypatch.delitem(sys.modules, API_SERVER, raising=False)
-    with only("requests_first", "queue_metrics"):
+    with only("delivery", "queue_metrics"):
         assert vars(FastAPI)["__call__"] is stock
-        assert "no API server" in LEDGER.named("requests_first").reason
+        assert "no API server" in LEDGER.named("connections").reason
+        assert asyncio.run(front_end_takes(20, event_driven=event_driven, later=3)) == list(range(23))
+        assert LEDGER.named("delivery").counters["messages"] == 23

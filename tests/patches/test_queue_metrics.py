@@ -236,7 +236,7 @@ def test_the_api_processs_delays_are_shown() -> None:
 
 
 @every_release
-@pytest.mark.parametrize("patch", ["queue_metrics", "deadline_order", "final_output_wakeup"])
+@pytest.mark.parametrize("patch", ["queue_metrics", "delivery"])
 def test_the_front_ends_thread_is_the_one_that_drains(
     patch: str, event_driven: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 COUNTS = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
-    "deadline_order": "messages",
-    "final_output_wakeup": "woken",
+    "delivery": "woken",
     "lean_processing": "raw_outputs",
 }
 """Patches that act without an API server, each with a counter that shows it."""

@@ -27,8 +27,7 @@ Scope:
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
     between, so that body is pinned. No class declares what is read of the application's state: ``args``,
-    ``engine_client`` and ``api_server_count``, and ``openai_serving_models``, by which vLLM-Omni's application is
-    recognized.
+    ``engine_client`` and ``api_server_count``.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -39,8 +38,6 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
-FASTAPI = "fastapi.applications"
-ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
 CHAT, BATCH, SPEECH = (f"{SERVING}.{name}" for name in ("serving_chat", "batch_serving", "serving_speech"))
 CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
@@ -50,9 +47,7 @@ ERRORS = "vllm.entrypoints.serve.engine.serving"
 def _fit(release: str) -> Fit:
     """The row of a release."""
     seams: tuple[AnySeam, ...] = (
-        Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
-        Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
         Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
         Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
         Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
@@ -71,7 +66,7 @@ def _fit(release: str) -> Fit:
         preview="rc" in release,
         seams=seams,
         of_api_server=tuple(
-            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry", FASTAPI)))
+            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
         ),
         without_api_server="there is no API server, so no request is checked",
     )
@@ -83,6 +78,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     upstream_option="--max-num-queued-reqs",
+    requires=("connections",),
     counters=(
         Counter("admitted", "requests that were admitted", per_request=True),
         Counter("refused", "requests that got a 503"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Any
 
 from vllm.exceptions import QueueOverflowError
 
-from omni_fastpath import way_in
+from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import AwaitedCall, Call, runtime, warn_once
 
@@ -18,15 +17,11 @@ _runtime = runtime("admission_limit")
 _places = Places(_runtime.counters)
 _answering, _freeing = _runtime.guard("adding Retry-After"), _runtime.guard("freeing places")
 
-_ticket: ContextVar[Ticket | None] = ContextVar("admission_limit", default=None)
-"""The ticket of the running task's connection, or of one that has ended, because uvicorn may start the next request of
-a connection in the context of the last one. None for a request that did not arrive over HTTP, which is admitted."""
-
 
 def _admits(wanted: int) -> bool:
     """Take places for the connection of the running task. False if there are too few."""
-    ticket = _ticket.get()
-    return ticket is None or _places.take(ticket, wanted)
+    client = follower(_runtime.patch.name)
+    return client is None or _places.take(client.ticket, wanted)
 
 
 # ---- The limit ----
@@ -58,48 +53,45 @@ def _open(state: Any) -> None:
 # ---- A connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> Any:
-    """Run the application. When its client has left, and at its end, the places of the connection are freed."""
-    scope, receive, send = way_in.connection(*args, **kwargs)
-    is_socket = scope["type"] == "websocket"
-    counts = is_socket or (scope["type"] == "http" and scope["method"] == "POST")
-    if is_upstreams := way_in.is_api_server(app):
-        _open(app.state)
-    if _places.limit is None or not counts or not is_upstreams:
-        return await wrapped(*args, **kwargs)
-    ticket = Ticket(is_socket=is_socket)
-    _ticket.set(ticket)
-    try:
-        await _serve(wrapped, ticket, scope, receive, send)
-    finally:
-        _places.give_back(ticket)
+class Client(Follower):
+    """A connection with a ticket. When its client has left, and at its end, its places are freed."""
 
+    def __init__(self, connection: Connection) -> None:
+        self.ticket = Ticket(is_socket=connection.scope["type"] == "websocket")
+        self._receive, self._send = connection.receive, connection.send
+        connection.receive, connection.send = self._heard, self._answer
 
-async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
-    async def heard() -> Any:
-        message = await receive()
+    async def _heard(self) -> Any:
+        message = await self._receive()
         with _freeing:
             if message["type"].endswith(".disconnect"):  # upstream's own end may be many turns of the loop away
-                _places.give_back(ticket)
+                _places.give_back(self.ticket)
         return message
 
-    async def answer(message: Any) -> None:
+    async def _answer(self, message: Any) -> None:
         with _answering:
-            after_s = ticket.retry_after_s
+            after_s = self.ticket.retry_after_s
             if after_s and message["type"] == "http.response.start" and message["status"] == 503:
                 header = (b"retry-after", b"%d" % after_s)
                 message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
+        await self._send(message)
 
-    await app(scope, heard, answer)
+    def submitting(self, request_id: str) -> None:
+        """The engine counts a request now."""
+        _places.hand_over(self.ticket, request_id)
+
+    def ended(self) -> None:
+        """Free its places."""
+        _places.give_back(self.ticket)
 
 
-async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Submit a request that upstream has just recorded in ``request_states`` to the orchestrator."""
-    ticket = _ticket.get()
-    if ticket is not None:
-        _places.hand_over(ticket, args[0] if args else kwargs["request_id"])
-    await wrapped(*args, **kwargs)
+def _begin(connection: Connection) -> Client | None:
+    _open(connection.app.state)
+    counts = connection.is_post or connection.scope["type"] == "websocket"
+    return Client(connection) if counts and _places.limit is not None else None
+
+
+follow(_runtime, _begin)
 
 
 # ---- The checks ----

@@ -34,7 +34,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
     """
     return (
         # Which outputs are received, and how others are handled.
-        Wrap(ORCHESTRATOR, f"{orchestrator}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}.__init__", wrapper="wrapped_orchestrator_made"),
         Pin(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._route_output"),
         Pin(ORCHESTRATOR, f"{orchestrator}.{intercept}"),

@@ -88,11 +88,11 @@ def unseen_of(processor: Any, state: Any, entry: Any) -> Unseen | None:
     return unseen if unseen and unseen.covers(state, entry) else None
 
 
-def attach(orchestrator: Any, stage_id: int) -> None:
-    """Record at a stage's processor for which orchestrator and stage it processes."""
-    processor = orchestrator.stage_pools[stage_id].output_processor
-    if processor is not None:
-        processor.__dict__["stage"] = orchestrator, stage_id
+def attach(orchestrator: Any) -> None:
+    """Record at each stage's processor for which orchestrator and stage it processes."""
+    for stage_id, pool in enumerate(orchestrator.stage_pools):
+        if pool.output_processor is not None:
+            pool.output_processor.__dict__["stage"] = orchestrator, stage_id
 
 
 def _find_out(processor: Any, state: Any, name: str) -> Unseen | Literal[False] | None:

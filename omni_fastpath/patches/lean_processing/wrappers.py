@@ -16,11 +16,10 @@ _runtime = runtime("lean_processing")
 _counters = _runtime.counters
 
 
-def wrapped_process_llm_stage_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
-    """Process as upstream does, after recording the orchestrator at the stage's processor."""
-    if len(args) == 4:
-        attach(instance, args[0])
-    return wrapped(*args, **kwargs)
+def wrapped_orchestrator_made(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
+    """Record a new orchestrator at the processors of its stages."""
+    wrapped(*args, **kwargs)
+    attach(instance)
 
 
 def wrapped_process_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:

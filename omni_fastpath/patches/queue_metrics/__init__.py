@@ -42,8 +42,7 @@ Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
     first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
-    on, the names of chunks in ``/dev/shm``, ``transport`` of uvicorn's connection, and ``openai_serving_models`` of the
-    state by which vLLM-Omni's application is recognized.
+    on, the names of chunks in ``/dev/shm``, and ``transport`` of uvicorn's connection.
 Upstream thread:
     vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
@@ -62,7 +61,6 @@ AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 PREFIX = "omni_fastpath_"
 
-FASTAPI, API_SERVER = "fastapi.applications", "vllm_omni.entrypoints.openai.api_server"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 STATE = "vllm_omni.entrypoints.client_request_state"
@@ -81,7 +79,6 @@ def _fit(
 ) -> Fit:
     """The row of a release, by its names of the orchestrator and of the front end."""
     seams: tuple[AnySeam, ...] = (
-        Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
         Call("asyncio.queues", "Queue._put"),
         Call("asyncio.queues", "Queue._get"),
@@ -113,7 +110,6 @@ def _fit(
         preview="rc" in release,
         seams=seams,
         of_stages=(SAVING,),
-        of_api_server=(FASTAPI, API_SERVER),
     )
 
 
@@ -130,6 +126,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER, Process.STAGE}),
     docs=__doc__,
     default_on=False,
+    requires=("connections",),
     counters=(Counter("observed", "raw outputs, and in a stage save queues, that were measured"),),
     metrics=(
         _metric("first_output_seconds", "From a request to its first audio, or text", "output", bounds=SECONDS),

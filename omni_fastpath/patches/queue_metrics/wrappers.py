@@ -9,8 +9,7 @@ import asyncio
 import gc
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -18,7 +17,8 @@ from weakref import WeakKeyDictionary, ref
 
 import janus
 
-from omni_fastpath import threads, way_in, way_out
+from omni_fastpath import queues, threads
+from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.figures import Sample, gauge
 from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
@@ -45,9 +45,6 @@ _adapters: list[ref[Any]] = []
 """It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
 """By the orchestrator's request id."""
-_journey: ContextVar[Journey | None] = ContextVar("queue_metrics", default=None)
-"""The journey of the running task, or one that has ended, because uvicorn may start the next request of a connection in
-the context of the last one."""
 
 
 def _after(observe: Callable[..., None]) -> Callable[..., Any]:
@@ -77,34 +74,33 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 # ---- A request's connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> Any:
-    """Run the application. A POST request is followed from here on."""
-    scope, receive, send = way_in.connection(*args, **kwargs)
-    if scope["type"] != "http" or scope["method"] != "POST" or not way_in.is_api_server(app):
-        return await wrapped(*args, **kwargs)
-    journey = Journey(monotonic() - unread_s(receive))
-    _journey.set(journey)
-    try:
-        await wrapped(scope, receive, _observed_send(send, journey))
-    finally:
-        _journeys.pop(journey.request_id, None)
-        journey.request_id = "ended"
+class Followed(Follower):
+    """A POST request, from the application's first line to its end."""
 
+    def __init__(self, connection: Connection) -> None:
+        self.journey = Journey(monotonic() - unread_s(connection.servers))
+        self._send, connection.send = connection.send, self._observed_send
 
-def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> Callable[[Any], Awaitable[None]]:
-    async def observed(message: Any) -> None:
-        await send(message)
+    async def _observed_send(self, message: Any) -> None:
+        await self._send(message)
         with _guard:
-            journey.note_sent(message)
+            self.journey.note_sent(message)
 
-    return observed
+    def ended(self) -> None:
+        """Follow it no more."""
+        _journeys.pop(self.journey.request_id, None)
+        self.journey.request_id = "ended"
+
+
+follow(_runtime, lambda connection: Followed(connection) if connection.is_post else None)
 
 
 @_after
 def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
     """Observe the queue of a new request in the front end."""
-    journey, queue = _journey.get(), request.queue
-    if journey is not None and not journey.request_id and isinstance(queue, asyncio.Queue):
+    followed, queue = follower(_runtime.patch.name), request.queue
+    if followed is not None and not followed.journey.request_id and isinstance(queue, asyncio.Queue):
+        journey = followed.journey
         journey.request_id = request.request_id
         _journeys[request.request_id] = journey
         _override(queue, "_put", journey.note_handed_over)
@@ -112,20 +108,17 @@ def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
 
 
 def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
-    """Call *observe* with the item after each put, or get, until it returns True.
-
-    asyncio and janus document these methods as the ones to override.
-    """
+    """Call *observe* with the item after each put, or get, until it returns True."""
     upstreams = getattr(queue, name)
 
     def observed(*item: Any) -> Any:
         got = upstreams(*item)
         with _guard:
-            if observe(*item or (got,)) and vars(queue).get(name) is observed:
-                delattr(queue, name)
+            if observe(*item or (got,)):
+                put_back()
         return got
 
-    setattr(queue, name, observed)
+    put_back = queues.override(queue, name, observed)
 
 
 @_after
@@ -137,7 +130,7 @@ def wrapped_final_output_handler(front_end: Any) -> None:
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
         _queues.append(ref(queue))
-        _override(queue, "_put", partial(_put, queue.sync_q))
+        _override(queue, "_put", partial(_put, queue))
 
 
 def _put(queue: Any, message: Any) -> bool:
@@ -145,7 +138,7 @@ def _put(queue: Any, message: Any) -> bool:
     journey = _journeys.get(getattr(message, "request_id", None) or "")
     first = None if journey is None else journey.first_in(message)
     if first is not None:
-        first.note_put(message, queue.qsize() - 1 + way_out.kept())
+        first.note_put(message, queues.length(queue) - 1)
     return not _observed
 
 
@@ -221,8 +214,7 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
             yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*slot)
             yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
     if _accounts:
-        queues = filter(None, [each() for each in _queues])
-        yield "queued_messages", sum(each.sync_q.qsize() for each in queues) + way_out.kept(), {}
+        yield "queued_messages", sum(map(queues.length, filter(None, [each() for each in _queues]))), {}
         requests = {each for account in _accounts for each in account.requests}
         yield from shared_memory.content(requests, max(len(account.pools) for account in _accounts))
     for adapter in filter(None, [each() for each in _adapters]):

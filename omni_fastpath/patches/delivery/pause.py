@@ -56,4 +56,3 @@ class Pause:
         self._budget_ns, self._ended_ns = budget_ns - waited_ns, now_ns
         self._counters["waits"] += 1
         self._counters["waited_us"] += waited_ns // 1000
-        self._counters["cut_short"] += bool(self._requests)

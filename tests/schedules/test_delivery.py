@@ -1,7 +1,8 @@
-"""The order of ``deadline_order`` against a plain model, in any order of arrival, and its deadlines."""
+"""The order of ``delivery`` against a plain model, in any order of arrival, and its deadlines."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import queue
@@ -9,10 +10,14 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import janus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_fastpath.declare import State
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.delivery import PATCH
 from tests.patches.drive import silent
 from tests.patches.lines import Line, fail, traced
 
@@ -27,12 +32,13 @@ schedules = st.lists(st.one_of(arrivals, st.integers(0, 12)), max_size=12)
 """What arrives, and how many are taken then."""
 
 
-def takes(schedule: list[Any], source: list[Message]) -> Iterator[int]:
+def takes(schedule: list[Any], source: Any) -> Iterator[int]:
     """Let messages arrive as the schedule has it, and say how many are taken in between, at its end all."""
     numbers = itertools.count()
     for step in [*schedule, 10_000]:
         if isinstance(step, list):
-            source += [(*each, next(numbers)) for each in step]
+            for each in step:
+                source.put_nowait((*each, next(numbers)))
         else:
             yield step
 
@@ -49,70 +55,69 @@ def plain(waiting: list[Message]) -> Message:
 
 def queued_messages() -> Any:
     """The patch's, of messages that say themselves whose they are and when they are due."""
-    from omni_fastpath.patches.deadline_order.queued_messages import QueuedMessages
+    from omni_fastpath.patches.delivery.queued_messages import QueuedMessages
 
-    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]), {"overtaken": 0})
+    counters = dict.fromkeys(("messages", "overtaken", "most_queued"), 0)
+    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]), counters)
 
 
-@given(schedules)
-def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
+@given(schedules, st.sampled_from((1, 3)))
+def test_the_next_message_is_the_models(schedule: list[Any], batch: int) -> None:
     """Earliest deadline first, in order within a request; nothing overtakes a fatal error; none is lost."""
-    ours, waiting, source = queued_messages(), list[Message](), list[Message]()
+    ours, waiting, source = queued_messages(), list[Message](), queue.SimpleQueue[Message]()
     for count in takes(schedule, source):
         for _ in range(count):
-            ours.collect(lambda: source.pop(0), lambda: not source)
-            waiting += [each for each in ours.messages.values() if each not in waiting]
-            message = ours.take()
-            if message is None:
+            ours.collect(source.get_nowait, source.empty)
+            waiting += [each for each in ours.queued.values() if each not in waiting]
+            taken = ours.take(batch)
+            for message in taken:
+                assert message == plain(waiting)
+                waiting.remove(message)
+            if not taken:
                 assert not waiting
                 break
-            assert message == plain(waiting)
-            waiting.remove(message)
-    assert not source
-    assert not ours.messages
+    assert source.empty()
+    assert not ours.queued
     assert not ours._requests
-    assert not ours._turns
+    assert not ours._due
 
 
-@given(schedules, st.integers(1, 400))
+@given(schedules, st.integers(1, 600))
 def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) -> None:
-    """Queued messages are handed out once each and in order of arrival after it."""
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.deadline_order import PATCH
-
+    """Through upstream's drain of a janus queue, queued messages come out once each, and each request's in order."""
     entry = LEDGER.entry(PATCH)
-    from omni_fastpath.patches.deadline_order import wrappers
+    from omni_fastpath.patches.delivery import delivery, wrappers
 
-    before = entry.state
-    ours, source, taken = queued_messages(), list[Message](), list[Message]()
-    left = line
+    left, taken = line, list[Message]()
 
-    def at(where: Line) -> None:
+    def at(_where: Line) -> None:
         nonlocal left
-        left -= where[0].endswith("/queued_messages.py")
+        left -= 1
         if not left:
-            left = -1
             fail()
 
-    def get() -> Message:
-        if not source:
-            raise queue.Empty
-        return source.pop(0)
+    async def play() -> None:
+        engine = SimpleNamespace(output_queue=janus.Queue())
+        source = engine.output_queue.sync_q
 
-    with silent():  # a line for each example
+        async def upstreams() -> Any:
+            return None if source.empty() else source.get_nowait()
+
+        drain = entry.guarded(wrappers.wrapped_try_get_output_async, "the drain", lambda *_: True)
         for count in takes(schedule, source):
             for _ in range(count):
-                with traced("deadline_order", at):
-                    message = wrappers._next(ours, get, lambda: not source)
-                if entry.has_failed:  # they are given back in front of what upstream's queue has
-                    source[:0] = ours.messages.values()
-                    ours.messages.clear()
-                if message is None:
-                    if not source:
-                        break
-                    message = get()  # upstream's own look
+                with traced("delivery", at):
+                    message = await drain(upstreams, engine, (), {})
+                if message is None and source.empty():
+                    break
                 taken.append(message)
-    entry.state = before
+
+    with pytest.MonkeyPatch.context() as patched, silent():  # it logs a line for each example
+        patched.setattr(delivery, "Deadlines", lambda *_: SimpleNamespace(of=lambda message: message[:2]))
+        patched.setattr(delivery, "LIVENESS_INTERVAL_S", 0)
+        patched.setattr(entry, "state", State.APPLIED)
+        patched.setattr(entry, "taken_off", wrappers.taken_off)
+        asyncio.run(play())
     arrived = sum(len(step) for step in schedule if isinstance(step, list))
     assert sorted(each[2] for each in taken) == list(range(arrived))
     for request in {each[0] for each in taken} - {None}:
@@ -148,15 +153,15 @@ def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = F
 
 def deadlines(clock: Callable[[], float]) -> Any:
     """The patch's, without a plugin."""
-    from omni_fastpath.patches.deadline_order.deadlines import Deadlines
+    from omni_fastpath.patches.delivery.deadlines import Deadlines
 
     return Deadlines(None, clock)
 
 
-def test_first_text_and_first_audio_are_due_at_once(clock: _Clock) -> None:
-    """Their deadline is ten seconds before their arrival; that of later text is its arrival."""
+def test_first_audio_is_due_at_once_and_text_when_it_arrives(clock: _Clock) -> None:
+    """The deadline of a request's first audio is ten seconds before its arrival, that of every text its arrival."""
     due = deadlines(clock)
-    assert due.of(output("a", 0)) == ("a", 90.0)
+    assert due.of(output("a", 0)) == ("a", 100.0)
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 90.0)
     assert due.of(output("a", 0)) == ("a", 100.0)
 
@@ -175,16 +180,17 @@ def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
 
 
 def test_what_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
-    """A complete answer, an error, and audio of unknown rate after the first."""
+    """A complete answer, an error, and audio of unknown rate."""
     import torch
     from vllm_omni.engine.messages import ErrorMessage
 
     due = deadlines(clock)
     assert due.of(output("whole", 0, finished=True)) == ("whole", 100.0)
+    assert due.of(output("whole", 2, seconds=0.5, finished=True)) == ("whole", 100.0)
     assert due.of(ErrorMessage(error="lost", request_id="a")) == ("a", 100.0)
     unknown = output("b", 2)
     unknown.engine_outputs.multimodal_output = {"audio": torch.zeros(10)}
-    assert [due.of(unknown)[1] for _ in range(2)] == [90.0, 100.0]
+    assert [due.of(unknown)[1] for _ in range(2)] == [100.0, 100.0]
 
 
 def test_what_belongs_to_no_request(clock: _Clock) -> None:
@@ -197,12 +203,12 @@ def test_what_belongs_to_no_request(clock: _Clock) -> None:
 
 
 def test_what_is_kept_is_bounded(clock: _Clock) -> None:
-    """A request is forgotten at its end, and one that was aborted a minute after its last output."""
+    """A listener is forgotten at the end of the request, and if that was aborted a minute after its last audio."""
     due = deadlines(clock)
-    due.of(output("ended", 0))
+    due.of(output("ended", 2, seconds=0.5))
     due.of(output("ended", 0, finished=True))
     for number in range(100):
-        due.of(output(f"aborted {number}", 0))
+        due.of(output(f"aborted {number}", 2, seconds=0.5))
         clock.now += 1.0
-    assert "ended" not in due._answers
-    assert len(due._answers) <= 62
+    assert "ended" not in due._listeners
+    assert len(due._listeners) <= 62

@@ -1,0 +1,304 @@
+"""How upstream's front end waits for the orchestrator's messages, gives way, and hands them out, with ``delivery``."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+
+from omni_fastpath import queues
+from omni_fastpath.install import uninstall
+from omni_fastpath.ledger import LEDGER
+from tests.patches.drive import front_end_hands_out, only
+from tests.schedules.test_delivery import output
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+BY_OPTION: list[dict[str, bool]] = [{}, {"by_deadline": False}]
+
+
+@pytest.fixture(params=BY_OPTION, ids=["by deadline", "by arrival"])
+def entry(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The patch alone."""
+    with only("delivery", **request.param) as found:
+        yield found
+
+
+def engine_of(is_alive: Callable[[], bool] = lambda: True) -> Any:
+    """Upstream's engine without stages; *is_alive* says whether its orchestrator lives. 0.32's waits by itself."""
+    from benchmarks.rigs import upstream
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+
+    if hasattr(upstream.OmniEngineBase, "get_outputs_async"):
+        pytest.skip("upstream's front end waits on its event loop")
+    return front_end(without_orchestrator(is_alive), {}, event_driven=False).engine
+
+
+def delivery_of(engine: Any) -> Any:
+    """The patch's object for an engine's queue."""
+    from omni_fastpath.patches.delivery.delivery import Delivery
+
+    return Delivery.of(engine.output_queue, LEDGER.named("delivery"), wakes=True)
+
+
+# ---- Waiting ----
+
+
+each_drain = pytest.mark.parametrize("drain", ["try_get_output_async", "get_output_blocking_async"])
+"""Upstream's in poll mode and in event-driven mode, which wait alike under the patch."""
+
+
+@each_drain
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_put_wakes_the_front_end(
+    entry: Any, drain: str, new_loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand messages, in bursts and singly, arrive once each and in order, and no thread waits for them."""
+    from omni_fastpath.patches.delivery import delivery
+
+    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 60.0)  # only a message can end a wait
+    engine, numbers = engine_of(), range(10_000)
+
+    def produce() -> None:
+        for number in numbers:
+            if number % 97 == 0:
+                time.sleep(0.0005)
+            engine.output_queue.sync_q.put(number)
+
+    async def consume() -> list[Any]:
+        return [await getattr(engine, drain)() for _ in numbers]
+
+    producer = threading.Thread(target=produce)
+    loop = new_loop()
+    loop.call_later(0.05, producer.start)
+    found = loop.run_until_complete(asyncio.wait_for(consume(), 60))
+    loop.close()
+    producer.join()
+    assert found == [*numbers]
+    assert entry.counters["woken"] > 0
+    assert entry.counters["messages"] == len(numbers)
+    assert engine._output_drain_executor is None
+
+
+@each_drain
+async def test_silence_ends_in_a_check_of_the_orchestrator(
+    entry: Any, drain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait without a message gives None; if the orchestrator died, upstream's error, after what is queued."""
+    from omni_fastpath.patches.delivery import delivery
+
+    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 0.01)
+    alive = [True]
+    engine = engine_of(lambda: bool(alive))
+    assert await getattr(engine, drain)() is None
+    assert not any(entry.counters.values())
+    assert engine._output_drain_executor is None
+    asyncio.get_running_loop().call_soon(alive.clear)
+    for message in (None, "the last", None):
+        if message is None:
+            with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+                await getattr(engine, drain)()
+        else:
+            engine.output_queue.sync_q.put_nowait(message)
+            assert await getattr(engine, drain)() == message
+    assert not entry.has_failed
+
+
+@each_drain
+async def test_another_queue_than_januss_is_left_to_upstream(entry: Any, drain: str) -> None:
+    """An engine whose queue is not janus's, as in upstream's own tests, is served by upstream alone."""
+    engine = engine_of()
+    sync = queue.Queue[str]()
+    engine.output_queue = SimpleNamespace(sync_q=sync)
+    try:
+        sync.put("ready")
+        assert await getattr(engine, drain)() == "ready"
+        given = {"timeout": 0.3} if "blocking" in drain else {}
+        assert await getattr(engine, drain)(**given) is None
+    finally:
+        if engine._output_drain_executor is not None:
+            engine._output_drain_executor.shutdown()
+    assert not any(entry.counters.values())
+
+
+async def test_a_message_between_the_check_and_the_arming_is_not_missed(
+    entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that is put after the first check and before the waiter is armed is found by the second check."""
+    from omni_fastpath.patches.delivery import delivery
+
+    engine = engine_of()
+    arm = delivery.Delivery._arm
+
+    def late(self: Any) -> Any:
+        engine.output_queue.sync_q.put_nowait("just now")
+        return arm(self)
+
+    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 60.0)
+    monkeypatch.setattr(delivery.Delivery, "_arm", late)
+    assert await asyncio.wait_for(engine.try_get_output_async(), 30) == "just now"
+    assert entry.counters["woken"] == 0
+
+
+@pytest.mark.parametrize("at", ["a wait", "a turn", "a pause"])
+async def test_a_drain_that_is_cancelled_has_taken_nothing(entry: Any, at: str) -> None:
+    """A cancelled wait leaves no waiter behind; a turn and a pause come before the message is taken."""
+    from omni_fastpath.patches.delivery.on_their_way import ON_THEIR_WAY
+
+    engine = engine_of()
+    if at != "a wait":
+        engine.output_queue.sync_q.put_nowait("kept")
+    if at == "a turn":
+        delivery_of(engine)._left = 0
+    if at == "a pause":
+        ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
+    task = asyncio.create_task(engine.try_get_output_async())
+    await asyncio.sleep(0.01 if at == "a wait" else 0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    ON_THEIR_WAY.clear()
+    if at == "a wait":
+        engine.output_queue.sync_q.put_nowait("kept")
+    assert await engine.try_get_output_async() == "kept"
+
+
+async def test_a_closed_front_end_does_not_disturb_the_orchestrator(entry: Any) -> None:
+    """A put after the waiter's event loop was closed succeeds."""
+    engine = engine_of()
+    loop = asyncio.new_event_loop()
+    delivery_of(engine)._waiter = loop.create_future()
+    loop.close()
+    engine.output_queue.sync_q.put_nowait("late")
+    assert engine.output_queue.sync_q.get_nowait() == "late"
+    assert not entry.has_failed
+
+
+async def test_the_event_loop_gets_a_turn_after_a_batch(entry: Any) -> None:
+    """After every eight of many queued messages, everything else on the event loop has a turn."""
+    engine, loop = engine_of(), asyncio.get_running_loop()
+    for number in range(100):
+        engine.output_queue.sync_q.put_nowait(number)
+    taken, batches = list[int](), [0]
+    for _ in range(100):
+        taken.append(await engine.try_get_output_async())
+        batches[-1] += 1
+        if batches[-1] == 1:
+            loop.call_soon(batches.append, 0)
+    assert set(batches[1:-1]) == {8}
+    assert taken == list(range(100))
+
+
+# ---- The order ----
+
+
+async def received(messages: Sequence[Any], *, event_driven: bool) -> list[tuple[str, Any]]:
+    """Which request receives which of these messages, in order; then the engine ends, and each request is told."""
+    from vllm_omni.engine.messages import ErrorMessage
+
+    fatal = ErrorMessage(error="the engine died", fatal=True)
+    found = await front_end_hands_out([*messages, fatal], event_driven=event_driven)
+    requests = dict.fromkeys(message.request_id for message in messages)
+    assert [(name, each.error) for name, each in found[len(messages) :]] == [(name, fatal.error) for name in requests]
+    return found[: len(messages)]
+
+
+def queued() -> list[Any]:
+    """Two requests with audio that is not due yet, then the first text and audio of a third, and its end."""
+    busy = [output(name, 2, seconds=1.0) for _ in range(20) for name in ("b", "c")]
+    late = [output("new", 0), output("new", 2, seconds=0.5), output("new", 2, finished=True)]
+    return [*busy, *late]
+
+
+async def test_first_audio_goes_first_and_nothing_overtakes_its_own(entry: Any, event_driven: bool) -> None:
+    """Only others' first packets precede it, or all that arrived before; each request gets its own once, in order."""
+    messages = queued()
+    found = await received(messages, event_driven=event_driven)
+    is_first = [name for name, _ in found][:5] == ["b", "c", "new", "new", "new"]
+    assert is_first is entry.options.by_deadline
+    for name in ("b", "c", "new"):
+        got = [id(message) for request_id, message in found if request_id == name]
+        assert got == [id(message) for message in messages if message.request_id == name]
+    assert entry.counters["messages"] == len(messages) + 1
+    assert entry.counters["overtaken"] == (len(messages) - 5 if is_first else 0)
+
+
+async def test_messages_keep_order_after_an_error(event_driven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the tenth take fails, the queued messages are handed out in order of arrival and the state is failed."""
+    from omni_fastpath.patches.delivery.queued_messages import QueuedMessages
+
+    take, left = QueuedMessages.take, 10
+
+    def failing(self: Any, count: int) -> list[Any]:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyError("a deadline")
+        return take(self, 1)  # on 0.32 too
+
+    monkeypatch.setattr(QueuedMessages, "take", failing)
+    with only("delivery") as entry:
+        messages = queued()
+        found = [id(message) for _, message in await received(messages, event_driven=event_driven)]
+        before = found[:9]
+        assert found[9:] == [id(message) for message in messages if id(message) not in before]
+        assert entry.state.value == "failed"
+
+
+async def test_an_error_while_a_message_is_put_loses_none() -> None:
+    """The front end's thread gives back what it keeps, later, because the queue's lock is held meanwhile."""
+    with only("delivery") as entry:
+        engine = engine_of()
+        for number in range(2):
+            engine.output_queue.sync_q.put_nowait(number)
+        assert await engine.try_get_output_async() == 0
+        delivery_of(engine)._waiter = object()
+        engine.output_queue.sync_q.put_nowait(2)
+        assert entry.state.value == "applied"
+        await asyncio.sleep(0.01)
+        assert entry.state.value == "failed"
+        assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
+
+
+async def test_a_plugin_orders_messages(event_driven: bool) -> None:
+    """A plugin's deadline replaces the built-in one unless it is None; NaN switches the plugin off."""
+    from omni_fastpath.hooks import HOOKS, hookimpl
+
+    class LastFirst:
+        @hookimpl
+        def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
+            assert deadline == pytest.approx(arrived - 10.0)
+            return {"c": float("nan"), "none": None}.get(message.request_id, -ord(message.request_id[0]))
+
+    HOOKS.register(LastFirst())
+    with only("delivery") as entry:
+        found = await received([output(name, 0) for name in ("none", *"abz")], event_driven=event_driven)
+        assert [name for name, _ in found] == ["z", "b", "a", "none"]
+        found = await received([output(name, 0) for name in "acz"], event_driven=event_driven)
+        assert [name for name, _ in found] == ["a", "c", "z"]
+        assert entry.state.value == "applied"
+
+
+# ---- Beside others, and off again ----
+
+
+async def test_taking_the_patch_off_gives_the_queue_back(entry: Any) -> None:
+    """After an uninstall the janus queue has its own ``_put`` and all messages again, in order."""
+    engine = engine_of()
+    put = engine.output_queue.sync_q.put_nowait
+    for number in range(3):
+        put(number)
+    assert await engine.try_get_output_async() == 0
+    assert "_put" in vars(engine.output_queue)
+    assert queues.length(engine.output_queue) == 2
+    uninstall(entry.patch)
+    assert "_put" not in vars(engine.output_queue)
+    assert [engine.output_queue.sync_q.get_nowait() for _ in range(2)] == [1, 2]
+    assert queues.length(engine.output_queue) == 0
