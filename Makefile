@@ -13,7 +13,7 @@ demo: setup ## what the package is for: a node on light engines, stock and fastp
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
-	@$(VENV_PYTHON) -W ignore -m tests.trust.parity $(ARGS)
+	@$(VENV_PYTHON) -W ignore -m benchmarks.trust.parity $(ARGS)
 
 test: setup lint ## before each commit, seven minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"

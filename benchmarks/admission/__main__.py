@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks.admission
+from benchmarks.ab.capture import Capture
+from benchmarks.ab.serving import MeasureError
 from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.captures import run_closed_loop, ttfp_s
 from benchmarks.rigs.open_loop import run_open_loop
@@ -19,8 +21,6 @@ from benchmarks.rigs.quantiles import quantile
 from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.load import Load
 from benchmarks.server.measure import serving
-from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.serving import MeasureError
 
 LIMIT, BURST = 8, 200
 

@@ -1,4 +1,4 @@
-"""Show which patches are on and what they do, write a deploy YAML or a dashboard, and compare two settings.
+"""Show which patches are on and what they do, and write a deploy YAML or a dashboard.
 
 Only ``status --verify`` and ``seams`` import vllm and vllm-omni.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import os
@@ -30,7 +29,7 @@ from omni_fastpath.tools.findings import Severity
 from omni_fastpath.tools.status import is_on, status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
-_AB = "ab"
+AB_MOVED = "ab is not installed any more: run `python -m benchmarks.ab` from a clone (docs/operations.md)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,19 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0: no problem. 1: there is an error, or a file cannot be read or written (``doctor``: any finding above
         ``info``; ``status --check``: also a server without a patch, or no server). 2: a usage error, or a start with
-        this shell's variables would be refused. ``ab`` has further codes (``ab/command.py``).
+        this shell's variables would be refused.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         _write_as(stream, errors="backslashreplace")  # characters that the locale does not have
+    if words[:1] == ["ab"]:
+        print(f"omni-fastpath: {AB_MOVED}", file=sys.stderr)  # noqa: T201
+        return REFUSED
     try:
-        if words[:1] == [_AB]:
-            return _ab(words[1:])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError, UnicodeError) as error:  # UnicodeError: a file name that is not UTF-8
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
-        return TROUBLE if isinstance(error, OSError) and words[:1] != [_AB] else REFUSED
+        return TROUBLE if isinstance(error, OSError) else REFUSED
     return code
 
 
@@ -115,21 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     boards.add_argument("folder", nargs="?", type=Path, default=default, metavar="DIR", help=f"default: {default}")
     boards.add_argument("--force", action="store_true", help="overwrite files there that differ")
     boards.set_defaults(run=_dashboard)
-
-    # Only for the help, because argparse would remove one of the bare `--`.
-    commands.add_parser(_AB, help="compare two settings of a server", add_help=False)
     return parser
-
-
-# ab
-
-
-def _ab(words: Sequence[str]) -> int:
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("ab needs aiohttp, a dependency of vLLM-Omni; run pip install aiohttp")
-    from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - slow to import
-
-    return run(words)
 
 
 # Output

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_fastpath.tools.ab.capture import wav_file
+from benchmarks.ab.capture import wav_file
 
 CHAT, REALTIME = "/v1/chat/completions", "/v1/realtime"
 SPEECH, SPOKEN = "/v1/audio/speech", "/v1/audio/speech/stream"

@@ -15,27 +15,25 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trust import distribution
 from omni_fastpath.hooks import hookimpl
-from tests.trust import broken, distribution
 
 PUT_AT, PROCESSED_AT = 5, 20
 """Which of a request's chunks to the talker, and which of its outputs at the thinker."""
 BLOCKED_S, HOOK_S = 4.0, 0.02
 
 _ENTRY_POINTS = """[vllm.general_plugins]
-faults = tests.trust.injected:arm
+faults = benchmarks.trust.injected:arm
 [omni_fastpath.hooks]
-raises = tests.trust.injected:RAISES
-sleeps = tests.trust.injected:SLEEPS
+raises = benchmarks.trust.injected:RAISES
+sleeps = benchmarks.trust.injected:SLEEPS
 """
 _PUT = re.compile(rf"(put-fails|put-raises|put-blocks)\S*_0_{PUT_AT}$")
 
 
 def plugin(folder: Path) -> str:
-    """Write the distribution into the folder, and what breaks patches; the result is the server's ``PYTHONPATH``."""
-    found = distribution(folder, "faults", _ENTRY_POINTS)
-    (folder / "sitecustomize.py").write_text(broken.SITECUSTOMIZE)
-    return found
+    """Write the distribution into the folder; the result is the server's ``PYTHONPATH``."""
+    return distribution(folder, "faults", _ENTRY_POINTS)
 
 
 def arm() -> None:

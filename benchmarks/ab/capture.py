@@ -54,14 +54,6 @@ def chat_request(
     return Request("/v1/chat/completions", {**data, **body}, abort_after)
 
 
-def with_audio(request: Request, audio: str, form: str) -> Request:
-    """A chat request with one message, with an audio file (base64) added before its text."""
-    [message] = request.body["messages"]
-    sound = {"type": "input_audio", "input_audio": {"data": audio, "format": form}}
-    content = [sound, {"type": "text", "text": message["content"]}]
-    return dataclasses.replace(request, body={**request.body, "messages": [{**message, "content": content}]})
-
-
 def wav_file(samples: bytes, rate: int) -> str:
     """A WAV file (base64) with one channel of 16-bit samples at *rate* Hz."""
     file = io.BytesIO()
@@ -265,16 +257,6 @@ async def _record_events(capture: Capture, content: aiohttp.StreamReader) -> Non
             return
     if not has_ended:
         capture.fail("the event stream ended without [DONE]")
-
-
-def ask(base_url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[Capture]:
-    """Send requests one after another."""
-
-    async def run() -> list[Capture]:
-        async with session(base_url, headers=headers) as to:
-            return [await send(to, request) for request in requests]
-
-    return asyncio.run(run())
 
 
 def answers_differ(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Send requests of every kind to stock and to fastpath, and compare the answers byte by byte.
 
-    python -m tests.trust.parity [MODEL ...]
+    python -m benchmarks.trust.parity [MODEL ...]
 
 It runs Qwen3-Omni with two replicas per stage, then Qwen3-TTS, on the simulated device. API server, orchestrator,
 schedulers, connectors and stage processes are real, and only the device is a clock. Both arms get the same requests.
@@ -34,8 +34,8 @@ from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.captures import in_flight
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, positive
-from tests.trust import FLAT, kinds
-from tests.trust.kinds import Asked, Kinds
+from benchmarks.trust import FLAT, kinds
+from benchmarks.trust.kinds import Asked, Kinds
 
 STREAMS = 6
 STEPS_MS = {"thinker": 12, "talker": 10, "qwen3_tts": 3, "code2wav": 5}
@@ -322,7 +322,7 @@ class Start:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run both arms of each model. 0: no difference, 1: a difference or a failure, 2: usage, 130: interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trust.parity", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.parity", description=__doc__, allow_abbrev=False)
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help="default both")
     parser.add_argument("--requests", type=positive, default=200, metavar="N", help="of each start (default 200)")
     options = parser.parse_args(argv)

@@ -13,6 +13,6 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
 def test_what_fails_fails_as_on_stock() -> None:
     """The same requests fail with the same message, all others and later ones are answered, and none is lost."""
-    command = (sys.executable, "-W", "ignore", "-m", "tests.trust.faults", "put-raises", "killed", "killed-last")
+    command = (sys.executable, "-W", "ignore", "-m", "benchmarks.trust.faults", "put-raises", "killed", "killed-last")
     done = process(*command)
     assert done.returncode == 0, done.stdout + done.stderr

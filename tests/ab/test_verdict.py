@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.verdict import Measure, interval, p_value, verdicts
+from benchmarks.ab import verdict
+from benchmarks.ab.verdict import Measure, interval, p_value, verdicts
 
 TTFP = Measure("", "TTFP p50", "ms", "lower")
 LOW, HIGH = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]

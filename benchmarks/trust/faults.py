@@ -1,6 +1,5 @@
-"""``python -m tests.trust.faults [NAME ...]``: faults on purpose, each on a stock server and on a fastpath one.
+"""``python -m benchmarks.trust.faults [NAME ...]``: faults on purpose, each on a stock server and on a fastpath one.
 
-In fastpath an exception is also raised in each patch in turn, at a random line and in each of its processes (`broken`).
 Both arms get the same requests, and the same fault at the same point: streams start one after another, each when the
 one before has its first piece, and the fault comes when all are under way (or a request's id says what is done to it,
 see `injected`). So each request is at the same replica in both. Of a request that ends well every byte must be equal;
@@ -17,7 +16,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import re
 import shutil
 import signal
@@ -33,23 +31,21 @@ import aiohttp
 import psutil
 from rich.console import Console
 
+from benchmarks.ab import capture as captures
+from benchmarks.ab.capture import Capture, answers_differ, chat_request
 from benchmarks.rigs import results, server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import STOCK
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, work_folder
+from benchmarks.trust import FLAT, SHARED_MEMORY, injected
 from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab import capture as captures
-from omni_fastpath.tools.ab.capture import Capture, answers_differ, chat_request
-from tests.trust import FLAT, SHARED_MEMORY, broken, injected
 
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"} | {each.env: "1" for each in PATCHES if not each.default_on})
-STREAMS, LATER, MANY = 8, 4, 16
+STREAMS, LATER = 8, 4
 TOKENS, LONG = 300, 2500
 """Of an answer; the long one is more than sockets hold."""
-STATEMENTS = 300
-"""Of a patch; the exception is at one of them."""
 STAGES = {"*": FLAT, "thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
 LIMIT_S = 120.0
 """After the fault; a request that has not ended by then is lost."""
@@ -94,8 +90,6 @@ class Fault:
         hits: Which of the streams.
         differ: In what their requests differ from the others'.
         is_injected: `injected` does it, in both arms; ``None``: in fastpath alone.
-        breaks: The patch in which `broken` raises an exception.
-        streams: How many.
     """
 
     name: str
@@ -108,8 +102,6 @@ class Fault:
     hits: tuple[int, ...] = (1, 2)
     differ: Mapping[str, Any] = field(default_factory=dict)
     is_injected: bool | None = False
-    breaks: str = ""
-    streams: int = STREAMS
 
 
 # ---- What is done ----
@@ -154,21 +146,8 @@ async def _fill(_server: Server) -> None:
             pass
 
 
-def breaking(patch: str) -> Act:
-    """An exception at one of the next statements of a patch, in each process that has it."""
-
-    async def act(server: Server) -> None:
-        file = Path(server.environment()[broken.VARIABLE])
-        said = file.with_suffix(".new")
-        said.write_text(f"{patch} {random.randint(1, STATEMENTS)} {time.monotonic_ns()}")
-        said.rename(file)
-
-    return act
-
-
 _TWO, _TERMINATED, _FULL = World("two-code2wavs", code2wavs=2), World("terminated"), World("full")
 _LIGHT, _APIS = World("light", light=True), World("two-apis", light=True, arguments=("--api-server-count", "2"))
-_OURS = World("ours", arguments=("--max-num-queued-reqs", str(2 * MANY)))
 _KILL = signal.SIGKILL
 
 _FILLED = Fault("full", "no room in shared memory from before the first request", _FULL, _fill, is_first=True)
@@ -198,21 +177,6 @@ FAULTS = (
         is_injected=True,
     ),
     Fault("api-killed", "one API server of two: SIGKILL, light", _APIS, _kill_an_api_server, ends=True),
-    *(
-        Fault(
-            f"ours-{patch.name}",
-            f"an exception in {patch.name}",
-            _OURS,
-            breaking(patch.name),
-            is_first=True,
-            word=f"ours-{patch.name}",
-            hits=(),
-            is_injected=None,
-            breaks=patch.name,
-            streams=MANY,
-        )
-        for patch in PATCHES
-    ),
 )
 
 
@@ -281,7 +245,7 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
     async with captures.session(server.url) as to:
         if fault.act is not None and fault.is_first:
             await fault.act(server)
-        for number in range(fault.streams):
+        for number in range(STREAMS):
             await _until(begin(to, is_hit=number in fault.hits))
         begun = time.monotonic()
         if fault.act is not None and not fault.is_first:
@@ -306,7 +270,6 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
     environment = whole_server.environment(arm, {"stages": STAGES}, light=world.light)
     environment["VLLM_OMNI_INPUT_WAIT_TIMEOUT_S"] = str(CHUNK_WAIT_S)
     environment["PYTHONPATH"] = injected.plugin(work / arm.name)
-    environment[broken.VARIABLE] = str(work / arm.name / "breaks")
     deploy = work / "deploy.yaml"
     deploy.write_text(whole_server.deploy("qwen3_omni.yaml").read_text().replace(*_REPLICAS[world.code2wavs]))
     server = Server(
@@ -386,16 +349,12 @@ def _pair(world: World, faults: Sequence[Fault], console: Console) -> list[str]:
     for fault, found, a, b in zip(faults, differ, stock.seen, fast.seen, strict=True):
         whole = (sum(each.succeeded for each in seen.asked) for seen in (a, b))
         lost = (sum(each.error == LOST for each in seen.asked) for seen in (a, b))
-        done = f"{fault.name}: {fault.done}{f', {b.injected} times' if fault.breaks else ''}"
-        rows.append([done, str(len(a.asked)), _both(whole), str(len(found)), _both(lost)])
+        rows.append([f"{fault.name}: {fault.done}", str(len(a.asked)), _both(whole), str(len(found)), _both(lost)])
     rows[-1] += [_both(f"{each.shutdown_s:.1f}" for each in (stock, fast)), _both(len(x.left) for x in (stock, fast))]
     columns = ("fault", "requests", "answered whole", "different", "lost", "shutdown s", "left in /dev/shm")
     results.show(f"{world.name}: stock / fastpath", columns, rows)
     said = [f"{fault.name}: {each}" for fault, found in zip(faults, differ, strict=True) for each in found]
-    broken_ones = {fault.breaks for fault in faults}
-    aside = {name for _, name, reason in fast.stepped_aside if "injected" in reason}
-    said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside if each[1] not in broken_ones]
-    said += [f"{world.name}: {name} did not fail" for name in broken_ones - {"", *aside}]
+    said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside]
     if len(fast.killed) > len(stock.killed):
         said.append(f"{world.name}: had to be killed: {fast.killed}, of stock {stock.killed}")
     if len(fast.left) > len(stock.left):
@@ -414,7 +373,7 @@ def _both(values: Iterable[Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do the faults; 0: no difference, 1: one, or it could not be seen, 2: usage, 130: interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trust.faults", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.faults", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
     names = parser.parse_args(argv).names
     if _PRIVATE not in os.environ:
@@ -426,7 +385,7 @@ def _again_with_own_shared_memory(names: Sequence[str]) -> None:
     """Become this program in a mount namespace with a ``/dev/shm`` of its own, where that is allowed."""
     unshare = ["unshare", "--mount", "sh", "-c", _MOUNT, "sh"]
     can = bool(shutil.which("unshare")) and not subprocess.run([*unshare, "true"], check=False).returncode
-    command = [*(unshare if can else ()), sys.executable, "-W", "ignore", "-m", "tests.trust.faults", *names]
+    command = [*(unshare if can else ()), sys.executable, "-W", "ignore", "-m", "benchmarks.trust.faults", *names]
     os.execvpe(command[0], command, {**os.environ, _PRIVATE: "1" if can else "0"})  # noqa: S606 - no shell is wanted
 
 

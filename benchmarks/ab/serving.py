@@ -21,12 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from omni_fastpath.tools.ab.interrupts import Interrupts
-
 READY_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 60.0
-LOG_FOLLOWS = "; the end of "
-"""The words between an error and the end of the log."""
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.25
 _KILL_TIMEOUT_S = 10.0
@@ -51,7 +47,7 @@ def tail(log: Path) -> str:
         lines = [*map(_plain, log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:])]
     except OSError as error:
         lines = [f"({error})"]
-    return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
+    return f"; the end of {log}:\n" + "\n".join(lines)
 
 
 def _plain(line: str) -> str:
@@ -68,7 +64,6 @@ class Child:
         command: Its command, which is run without a shell.
         environment: All of its variables.
         log: The file for its output.
-        interrupts: The signals that end waiting.
         stop_timeout_s: Seconds after which it is killed if it does not end.
         folder: Its working directory. None means this process's.
         killed: The processes that were killed when it was stopped.
@@ -78,7 +73,6 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    interrupts: Interrupts
     stop_timeout_s: float = STOP_TIMEOUT_S
     folder: Path | None = None
     killed: tuple[int, ...] = ()
@@ -94,7 +88,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                self._process = subprocess.Popen(
                     list(self.command),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -131,7 +125,6 @@ class Child:
         """
         while (status := self.returncode) is None:
             other.check()
-            self.interrupts.check()
             time.sleep(_POLL_S)
         return status
 
@@ -145,14 +138,14 @@ class Child:
             raise MeasureError(f"the {self.what} ended with status {self.returncode}{tail(self.log)}")
 
     def stop(self) -> None:
-        """Terminate the first process, wait for all, and kill the rest after a while or after a signal."""
+        """Terminate the first process, wait for all, and kill the rest after a while."""
         if self._process is None:
             return
-        left, signals = self.tree(), self.interrupts.count
+        left = self.tree()
         if self.returncode is None:
             self._process.terminate()
         deadline = time.monotonic() + self.stop_timeout_s
-        while left and time.monotonic() < deadline and self.interrupts.count == signals:
+        while left and time.monotonic() < deadline:
             time.sleep(0.1)
             left = self.tree()
         self.killed = tuple(left)
@@ -195,7 +188,6 @@ class Serving(Child):
         super().start()
         while not healthy(self.url):
             self.check()
-            self.interrupts.check()
             if time.monotonic() > begun + self.ready_timeout_s:
                 unanswered = f"{self.url}/health was not answered in {self.ready_timeout_s:g} s"
                 raise MeasureError(f"the server was not ready: {unanswered}{tail(self.log)}")

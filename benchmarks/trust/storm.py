@@ -1,4 +1,4 @@
-"""``python -m tests.trust.storm``: a thousand clients leave within a second, and nothing of them stays in ``/dev/shm``.
+"""``python -m benchmarks.trust.storm``: a thousand clients leave, and nothing of them stays in ``/dev/shm``.
 
 Each asks for streamed audio alone, 32 at a time, and closes its connection by RST after up to a second, a tenth of them
 in the middle of the body. Real stage engines run on the simulated device. Every fifth client, and one that stays during
@@ -27,14 +27,14 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from benchmarks.ab.capture import Request, chat_request, send, session
 from benchmarks.rigs import whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.captures import digest
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded
-from omni_fastpath.tools.ab.capture import Request, chat_request, send, session
-from tests.trust import SHARED_MEMORY
+from benchmarks.trust import SHARED_MEMORY
 
 COUNT, AT_ONCE, PARITY = 1000, 32, 20
 REST_S = 15.0
@@ -140,7 +140,7 @@ def made(arm: Arm, deploy: str, release: str | None = None) -> Server:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: nothing stayed and all answers are the same. 1: not so."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trust.storm", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.storm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--clients", type=int, default=COUNT, help=f"that leave (default {COUNT})")
     parser.add_argument("--deploy", default="qwen3_omni_2x.yaml", help="one of the simulated device's deploy YAMLs")
     parser.add_argument("--stock", action="store_true", help="without this package")
