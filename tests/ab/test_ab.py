@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.ab import __main__ as ab
 from benchmarks.ab import states
+from omni_fastpath.tools import cli
 
 SERVER = '''
 """Serves /health and streamed chat; leaves a state file that says what OMNI_FASTPATH says, or what it is told to."""
@@ -221,3 +222,9 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) 
     assert running.returncode == 130, said
     assert "Interrupted" in said
     assert _of(tmp_path) == []
+
+
+def test_the_installed_command_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """``omni-fastpath ab`` ends with 2 and a sentence."""
+    assert cli.main(["ab", "--starts", "2", "--", "true"]) == 2
+    assert "run `python -m benchmarks.ab` from a clone" in capsys.readouterr().err

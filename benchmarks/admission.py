@@ -1,4 +1,4 @@
-"""How clients of the OpenAI SDK with its defaults fare at a full server: ``python -m benchmarks.admission.sdk``.
+"""How clients of the OpenAI SDK with its defaults fare at a full server: ``python -m benchmarks.admission``.
 
 A closed loop of 64 clients at 16 places, which think for 0.5 to 1.5 s. vLLM brings the SDK. The first 20 s, in
 which all begin at once, are left out.
@@ -92,7 +92,7 @@ async def run(url: str, model: str, seconds: float, retries: int | None) -> dict
 
 def main() -> None:
     """Start a server and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission.sdk", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--max-retries", type=int, help="of the SDK; its default if not given")
     options = parser.parse_args()
