@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_fastpath import statefile
+from benchmarks.rigs.snapshots import Snapshot
+from omni_fastpath import state
 from omni_fastpath.declare import Process, State
-from omni_fastpath.statefile import Snapshot
 
 SETTLE_S = 2.5
-"""Seconds after which a state file has the last counters, a little more than ``statefile.REFRESH_S``."""
+"""Seconds after which a state file has the last counters, a little more than ``state.REFRESH_S``."""
 
 _FINE = (State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE)
 
 
 def of_processes(pids: Iterable[int]) -> list[Snapshot]:
     """The state files of these processes."""
-    return [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in set(pids)]
+    return [Snapshot.model_validate(each) for each in state.read_live() if each["pid"] in set(pids)]
 
 
 def check(found: Sequence[Snapshot], enabled: frozenset[str], named: frozenset[str]) -> list[str]:
@@ -28,7 +28,7 @@ def check(found: Sequence[Snapshot], enabled: frozenset[str], named: frozenset[s
         named: Those of them that must serve in a process.
     """
     if not any(snapshot.role is Process.SERVER for snapshot in found):
-        return [f"no state file of a server process in {statefile.folder()}"]
+        return [f"no state file of a server process in {state.folder()}"]
     problems = []
     served: set[str] = set()
     for snapshot in found:

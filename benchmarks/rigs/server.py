@@ -22,8 +22,8 @@ import psutil
 
 from benchmarks.ab.serving import MeasureError, Serving, free_port
 from benchmarks.rigs import overlays
+from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath import process_role
-from omni_fastpath.statefile import Snapshot
 
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0

@@ -9,9 +9,9 @@ from benchmarks.ab import states
 from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
 from benchmarks.rigs.process_arms import has_no_use
 from benchmarks.rigs.server import Server
+from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.statefile import Snapshot
 
 GATE = "forward_gate"
 

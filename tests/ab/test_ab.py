@@ -24,7 +24,7 @@ from omni_fastpath.tools import cli
 SERVER = '''
 """Serves /health and streamed chat; leaves a state file that says what OMNI_FASTPATH says, or what it is told to."""
 import http.server, json, os, signal, subprocess, sys, time
-from omni_fastpath import statefile
+from omni_fastpath import process_role, state
 from omni_fastpath.patches import PATCHES
 
 port, behaviour = int(sys.argv[1]), sys.argv[2:]
@@ -33,7 +33,8 @@ if "dies" in behaviour:
 is_on = os.environ.get("OMNI_FASTPATH") == "1" or "--deploy-config" in behaviour
 on = {p.name for p in PATCHES if p.default_on and is_on}
 lie = "lies" in behaviour and is_on
-statefile.write({
+state.write({
+    "schema": state.SCHEMA, "pid": os.getpid(), "started": process_role.started(os.getpid()),
     "role": "server", "process_name": "APIServer", "omni_fastpath": "0", "vllm": None, "vllm_omni": None,
     "source": None,
     "patches": {p.name: {"state": "failed" if lie else "applied" if p.name in on else "off",
@@ -75,12 +76,12 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 BENCH = '''
 """Writes what upstream's client writes: figures that follow from what the server's state file says it is."""
 import json, os, sys
-from omni_fastpath import statefile
+from omni_fastpath import state
 
 result, behaviour = sys.argv[2], sys.argv[3:]
 if "fails" in behaviour:
     sys.exit("no such dataset")
-live = [each for each in statefile.read_live() if each["pid"] != os.getpid()]
+live = [each for each in state.read_live() if each["pid"] != os.getpid()]
 fast = any(r["state"] == "applied" for each in live for r in each["patches"].values())
 factor = (2.0 if "slower" in behaviour else 0.5) if fast else 1.0
 factor *= 1 + (os.getpid() % 97) / 10000

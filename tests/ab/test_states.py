@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.ab import states
+from benchmarks.rigs.snapshots import PatchRecord, Snapshot
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.statefile import PatchRecord, Snapshot
 from tests.tools import made
 
 DEFAULT = frozenset(patch.name for patch in PATCHES if patch.default_on)

@@ -1,4 +1,4 @@
-"""Histograms and gauges of patches, as plain numbers. ``/metrics`` and the state file read them.
+"""The histograms, as plain numbers. ``/metrics`` and the state file read them.
 
 prometheus_client's metrics are not used, because they take a lock and look up labels at each observation, which costs
 too much here. Also, the values of a stage must reach the API process through the state file.
@@ -7,13 +7,14 @@ too much here. Also, the values of a stage must reach the API process through th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 Sample = dict[str, Any]
-"""``labels``, and either ``counts`` per bucket with their ``sum``, or a ``value``."""
+"""A sample as ``omni_fastpath.declare.Metric`` describes it."""
+
+WINDOW_S = 300.0
 
 
 class Distribution:
@@ -25,12 +26,14 @@ class Distribution:
         sum: The sum of all values.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_before", "_last", "_last_s", "bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self._before = self._last = list(self.counts)
+        self._last_s = monotonic()
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -38,28 +41,11 @@ class Distribution:
         self.sum += value
 
     def sample(self, labels: Mapping[str, str]) -> Sample:
-        """The current values."""
-        return {"labels": dict(labels), "counts": list(self.counts), "sum": self.sum}
-
-
-class Recent(Distribution):
-    """A histogram whose samples also contain the counts of five minutes ago, so that one sample shows recent values."""
-
-    WINDOW_S, _EVERY_S = 300.0, 30.0
-
-    __slots__ = ("_past",)
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__(bounds)
-        self._past = deque([(monotonic(), list(self.counts))], maxlen=int(self.WINDOW_S / self._EVERY_S) + 1)
-
-    def sample(self, labels: Mapping[str, str]) -> Sample:
-        """The current values, and in ``before`` the counts at the start of the window, ``window_s`` seconds ago."""
-        now_s, now = monotonic(), super().sample(labels)
-        if now_s - self._past[-1][0] >= self._EVERY_S:
-            self._past.append((now_s, now["counts"]))
-        since_s, before = self._past[0]
-        return {**now, "bounds": list(self.bounds), "before": before, "window_s": now_s - since_s}
+        """The current values, and in ``before`` the counts of five to ten minutes ago, if it is read that often."""
+        counts = list(self.counts)
+        if monotonic() - self._last_s >= WINDOW_S:
+            self._before, self._last, self._last_s = self._last, counts, monotonic()
+        return {"labels": dict(labels), "counts": counts, "sum": self.sum, "before": self._before}
 
 
 class Distributions:
@@ -67,17 +53,16 @@ class Distributions:
 
     Args:
         bounds: The bounds of each metric.
-        recent: The metrics whose histograms are ``Recent``.
     """
 
-    def __init__(self, bounds: Mapping[str, Sequence[float]], recent: Sequence[str] = ()) -> None:
-        self._bounds, self._recent = bounds, recent
+    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        self._bounds = bounds
         self._found: dict[tuple[str, tuple[tuple[str, str], ...]], Distribution] = {}
 
     def of(self, metric: str, **labels: str) -> Distribution:
         """The histogram with these labels. It is exported from this call on, so that a rate has a first value."""
-        key, kind = (metric, tuple(labels.items())), Recent if metric in self._recent else Distribution
-        return self._found.get(key) or self._found.setdefault(key, kind(self._bounds[metric]))
+        key = metric, tuple(labels.items())
+        return self._found.get(key) or self._found.setdefault(key, Distribution(self._bounds[metric]))
 
     def samples(self) -> Iterator[tuple[str, Sample]]:
         """All histograms, as pairs of metric and sample."""
