@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab calibration server save-queue clean
+.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench calibration server save-queue clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -13,7 +13,7 @@ demo: setup ## what the package is for: a node on light engines, stock and fastp
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
-	@$(VENV_PYTHON) -W ignore -m tests.trust.parity $(ARGS)
+	@$(VENV_PYTHON) -W ignore -m benchmarks.trust.parity $(ARGS)
 
 test: setup lint ## before each commit, seven minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
@@ -54,9 +54,6 @@ dist: setup ## a wheel and a source distribution in dist/, to be installed by fi
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
-ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
-	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
-
 calibration: setup ## stock's server on the simulated H100 against public tables; an hour, ARGS="--short" half of it
 	@$(VENV_PYTHON) -W ignore -m benchmarks.calibration $(ARGS)
 
@@ -66,8 +63,8 @@ server: setup ## the whole server on light engines: layouts, loads, arms, parts,
 bench: setup ## what each seam costs, stock and fastpath; four minutes. ARGS are pytest's: ARGS="--benchmark-save base", ARGS="-k dispatch"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro $(ARGS)
 
-save-queue: setup ## slow receivers, and nobody slow; half an hour
-	@for part in idle unfetched put server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
+save-queue: setup ## slow receivers and what they cost the others; a quarter of an hour
+	@$(VENV_PYTHON) -W ignore -m benchmarks.save_queue $(ARGS)
 
 clean:
 	rm -rf .venv .cache results .mypy_cache .pytest_cache .ruff_cache

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from benchmarks.ab.capture import Capture, Request, chat_request, speech_request
 from benchmarks.limit import limit_of
 from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.captures import run_closed_loop, ttfp_s, ttft_s
@@ -37,7 +38,6 @@ from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import BYTES_A_SECOND
 from benchmarks.server.measure import LATE_MS, WARM_TOKENS, kept_time, used_s
-from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
 
 START_S = 30.0
 """About what a server takes to start, warm up and stop."""

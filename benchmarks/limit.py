@@ -20,8 +20,8 @@ from typing import Any
 import tokenizers
 import yaml
 
+from benchmarks.ab.capture import Capture, Piece, Request
 from benchmarks.rigs import whole_server
-from omni_fastpath.tools.ab.capture import Capture, Piece, Request
 from omni_simulated_device import config
 from omni_simulated_device.light import behaviour, wire
 from omni_simulated_device.light.behaviour import STOP, StageSpec

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
@@ -224,9 +225,33 @@ class Counter:
     headline: str = field(default="", kw_only=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What ``omni-fastpath doctor`` says about a metric: a finding for each combination of labels.
+
+    Attributes:
+        finding: The finding's name, which does not change.
+        severity: ``warning`` or ``info``.
+        above: The value above which there is a finding. Of a histogram it is the 99th percentile.
+        labels: The labels that a sample must have.
+        what: The finding in one sentence, with ``{value}`` and the sample's labels.
+        do: What to do about it.
+    """
+
+    finding: str
+    severity: Literal["warning", "info"] = "warning"
+    above: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    what: str
+    do: str
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric of a patch besides its counters.
+
+    A sample has ``labels``, and either a ``value``, or the ``counts`` of each bucket with the ``sum`` of the values and
+    ``before``, the counts of some minutes ago.
 
     Each sample has the labels ``process``, ``stage`` and ``replica`` of the process that exports it, unless the sample
     itself names a stage and replica.
@@ -236,12 +261,14 @@ class Metric:
         meaning: One line, for ``/metrics`` and ``explain``.
         labels: Further labels.
         bounds: Upper bounds of a histogram's buckets but the last. None for a gauge.
+        advice: What ``doctor`` says about it.
     """
 
     name: str
     meaning: str
     labels: tuple[str, ...] = field(default=(), kw_only=True)
     bounds: tuple[float, ...] | None = field(default=None, kw_only=True)
+    advice: Advice | None = field(default=None, kw_only=True)
 
 
 class Options(BaseModel):
@@ -337,7 +364,7 @@ class Patch:
 
         It may have two more functions. ``taken_off()`` releases everything that others wait for. It is called after
         uninstalling and after a failure, possibly twice, on any thread. ``figures()`` returns the samples of each
-        metric by name (``omni_fastpath.figures``). It is called on any thread, possibly on two at once.
+        metric by name (``Metric``). It is called on any thread, possibly on two at once.
         """
         return f"omni_fastpath.patches.{self.name}.wrappers"
 

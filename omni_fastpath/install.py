@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from omni_fastpath import statefile
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Pin, Process, Reads, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
@@ -401,9 +400,6 @@ def look_again() -> None:
                 entry.fail("keeping its place", RuntimeError(f"since installed, {told}, without the patch inside"))
             elif since and entry.state is State.APPLIED:
                 entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
-
-
-statefile.BESIDE.append(look_again)
 
 
 def _put_back(entry: Entry, written: Sequence[_Written]) -> None:

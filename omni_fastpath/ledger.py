@@ -333,8 +333,7 @@ class Ledger:
             return {
                 name: {
                     "state": entry.state.value,
-                    "reason": entry.cause,
-                    "remarks": entry.remarks,
+                    "reason": entry.reason,
                     "same_as": entry.same_as,
                     "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),

@@ -38,7 +38,7 @@ from omni_fastpath.process_role import HANDOFF
 
 if TYPE_CHECKING:
     from omni_fastpath.config import Resolved
-    from omni_fastpath.statefile import Publisher
+    from omni_fastpath.state import Publisher
 
 logger = logging.getLogger("vllm.omni_fastpath")
 
@@ -309,14 +309,11 @@ class Startup:
             if self._publisher is not None:
                 self._publisher.update(source or "environment")
                 return
-            from omni_fastpath import metrics  # noqa: PLC0415 - something was asked for
-            from omni_fastpath.declare import Process  # noqa: PLC0415
-            from omni_fastpath.statefile import Publisher  # noqa: PLC0415
+            from omni_fastpath.declare import Process  # noqa: PLC0415 - something was asked for
+            from omni_fastpath.state import Publisher  # noqa: PLC0415
 
             self._publisher = Publisher(Process(role), source or "environment")
             self._publisher.start()
-            if role == "server" and not process_role.master_off(os.environ):
-                metrics.export(Process.SERVER)
         except Exception:
             logger.exception("omni-fastpath: the states of the patches cannot be published")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 
 from omni_fastpath import process_role
 
@@ -33,11 +32,6 @@ def note(role: str, thread: threading.Thread | None = None) -> None:
         _named[next(each for each in names if each not in _named or not _named[each].is_alive())] = thread
 
 
-def role(name: str) -> str:
-    """The role of the thread with this name."""
-    return name.partition("-")[0]
-
-
 def own() -> dict[str, int]:
     """The kernel's ids of the running threads of both roles in this process, by name.
 
@@ -52,11 +46,8 @@ def own() -> dict[str, int]:
     return {name: thread.native_id for name, thread in found.items() if thread.native_id is not None}
 
 
-def used(pid: int, known: Mapping[str, int]) -> dict[str, float]:
-    """Processor time of these threads of a process in seconds, by name. Threads that have ended are left out.
-
-    Other threads are not read, because an API process may have hundreds.
-    """
-    stats = {name: process_role.stat(f"{pid}/task/{thread}") for name, thread in known.items()}
+def used() -> dict[str, float]:
+    """Their processor time in seconds, by name. Threads that have ended meanwhile are left out."""
+    stats = {name: process_role.stat(f"{os.getpid()}/task/{thread}") for name, thread in own().items()}
     ticks_a_second = os.sysconf("SC_CLK_TCK")
     return {name: (int(stat[11]) + int(stat[12])) / ticks_a_second for name, stat in stats.items() if stat}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What an installation of omni-fastpath brings with it: name, version and licence of each distribution, as it is here.
 
-Of ``pyproject.toml``'s dependencies and theirs; behind ``ab`` what `omni-fastpath ab` needs besides.
+Of ``pyproject.toml``'s dependencies and theirs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ def licence(of: Distribution) -> str:
 def main() -> int:
     """Print the list; 1 where something is not installed."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    seen: set[str] = set()
     try:
-        for extra, wanted in (("", project["dependencies"]), ("ab", project["optional-dependencies"]["ab"])):
-            for each in brought(wanted, seen):
-                sys.stdout.write(f"{each.name:20} {each.version:12} {licence(each)}{f'  ({extra})' if extra else ''}\n")
+        for each in brought(project["dependencies"], set()):
+            sys.stdout.write(f"{each.name:20} {each.version:12} {licence(each)}\n")
     except PackageNotFoundError as missing:
         sys.stderr.write(f"licences: {missing}\n")
         return 1

@@ -34,8 +34,7 @@ if scripts/python.sh python3.12 >/dev/null; then
     setup=$!
 fi
 for version in 3.10 3.13 3.12; do
-    # test_series.py takes most of the time, and what it tests is processes. `make floors` has it.
-    run_on "$version" bash scripts/without_vllm.sh "python$version" newest --ignore=tests/tools/ab/test_series.py
+    run_on "$version" bash scripts/without_vllm.sh "python$version" newest
 done
 run_on "3.12 with vLLM" with_vllm
 printf 'pythons: %s\n' "${results[@]}"

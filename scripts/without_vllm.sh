@@ -31,7 +31,7 @@ for name, floor in re.findall(r'"([a-z0-9-]+)>=([0-9.]+)(?:,<[0-9.]+)?"', projec
         print(f"{name}=={floor}")
 PYTHON
     # Not all of the development tools, because some of them need newer versions than the floors.
-    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable '.[ab]' \
+    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable . \
         'hypothesis>=6.150' 'pytest>=9' 'pytest-asyncio>=1.5' 'pytest-timeout>=2.4' 'pytest-xdist>=3.6'
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi

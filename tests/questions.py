@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_fastpath.tools.ab.capture import Request, chat_request
+from benchmarks.ab.capture import Request, chat_request
 
 
 def of_each_kind() -> list[Request]:

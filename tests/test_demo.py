@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
+from benchmarks.ab.capture import Capture, Piece, chat_request
 from benchmarks.rigs import results, whole_server
 from benchmarks.server import measure, report
 from benchmarks.server.arms import ARMS, ServerArm
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import USUAL_HOST
-from omni_fastpath.tools.ab.capture import Capture, Piece, chat_request
 
 LOAD = Load(levels=(8, 64))
 

@@ -14,7 +14,6 @@ from pydantic import Field
 from wrapt import BoundFunctionWrapper, FunctionWrapper
 
 from omni_fastpath import install as installing
-from omni_fastpath import statefile
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
@@ -227,7 +226,6 @@ def test_a_wrapper_that_comes_later_is_told(upstream: Upstream, wrap: Any, seam:
     package = "tests.fakes.upstream" if isinstance(upstream.module.Loop.run, BoundFunctionWrapper) else __name__
     told = f"since installed, {package} wrapped {MODULE}:Loop.run; it does not see what this patch does itself"
     assert (states()["first"], LEDGER.entry(first).reason) == (State.APPLIED, told)
-    assert installing.look_again in statefile.BESIDE
 
 
 @pytest.mark.parametrize("how", ["put back", "replaced", "deleted"])

@@ -74,8 +74,7 @@ def test_snapshot_is_plain_and_detached() -> None:
     assert taken == {
         "drum": {
             "state": "applied",
-            "reason": "yes",
-            "remarks": "preview",
+            "reason": "yes; preview",
             "same_as": "",
             "options": {"size": 5},
             "counters": {"beats": 2, "rests": 0},

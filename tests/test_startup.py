@@ -285,7 +285,7 @@ def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
 @isolated("warm")
 def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
     """With every patch on, a start opens no socket, starts no process and writes only state files."""
-    from omni_fastpath import statefile
+    from omni_fastpath import state
     from omni_fastpath.patches import PATCHES
 
     register()
@@ -301,7 +301,7 @@ def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
     assert not {event for event, _ in events if event.startswith(reaching_out)}
     opened = (how for event, how in events if event == "open" and isinstance(how[0], str))
     written = {Path(name).parent for name, _, flags in opened if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)}
-    assert written == {statefile.folder()}
+    assert written == {state.folder()}
 
 
 # ---- What is refused ----

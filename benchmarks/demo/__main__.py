@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import benchmarks.demo
+from benchmarks.ab import verdict
 from benchmarks.rigs.side_by_side import guarded, positive
 from benchmarks.server.arms import USUAL
 from benchmarks.server.load import Load
 from benchmarks.server.measure import USUAL_HOST, run
 from benchmarks.server.report import alike, show
-from omni_fastpath.tools.ab import verdict
 
 STREAMS = 64
 WHAT_IS_REAL = (

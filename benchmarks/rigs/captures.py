@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from omni_fastpath.tools.ab.capture import Capture, Piece, Request, answers_differ, send, session
+from benchmarks.ab.capture import Capture, Piece, Request, answers_differ, send, session
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")

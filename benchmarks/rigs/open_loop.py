@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from benchmarks.ab.capture import Capture, Request, send
 from benchmarks.rigs.captures import client
-from omni_fastpath.tools.ab.capture import Capture, Request, send
 
 
 def run_open_loop(

@@ -20,11 +20,10 @@ from typing import Self
 
 import psutil
 
+from benchmarks.ab.serving import MeasureError, Serving, free_port
 from benchmarks.rigs import overlays
+from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath import process_role
-from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.interrupts import Interrupts
-from omni_fastpath.tools.ab.serving import MeasureError, Serving, free_port
 
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
@@ -170,7 +169,6 @@ class Server:
             port=self.port,
             environment=self.environment(),
             log=self.log_path,
-            interrupts=Interrupts(),
             ready_timeout_s=READY_TIMEOUT_S,
             stop_timeout_s=STOP_TIMEOUT_S,
             folder=self._folder,  # not the repository: its folders must not shadow installed modules

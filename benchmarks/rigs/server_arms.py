@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
+from benchmarks.ab import states
 from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
 from benchmarks.rigs.process_arms import has_no_use
 from benchmarks.rigs.server import Server
+from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab import states
 
 GATE = "forward_gate"
 
@@ -53,7 +53,7 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
     # Each stage's patch serves in some pipelines only, and a patch with an upstream option only where that is set.
     sure = [patch for patch in PATCHES if Process.SERVER in patch.processes and not patch.upstream_option]
     named = arm.enabled & {patch.name for patch in sure if not has_no_use(patch)}
-    problems += states.check(list(found.values()), states.Expected(arm.enabled, named, asked=True))
+    problems += states.check(list(found.values()), arm.enabled, named)
     if problems:
         raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
     return found

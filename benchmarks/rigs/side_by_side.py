@@ -15,10 +15,11 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from benchmarks.ab.serving import MeasureError
 from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.server import ServerError
-from omni_fastpath.tools.ab.serving import MeasureError
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
 
@@ -35,7 +36,7 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
     """
     console = Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=_PIPED_WIDTH, no_color=True)
     # SIGINT too: where a shell started this in the background, Python leaves it ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, interrupted)
     try:
         return run(console)
@@ -50,7 +51,9 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
 
 
 def interrupted(number: int, _frame: FrameType | None) -> NoReturn:
-    """A handler of signals: leave through the servers' context managers, so that none is left running."""
+    """A handler of signals: leave through what stops the servers, undisturbed, so that none is left running."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

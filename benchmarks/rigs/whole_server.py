@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.ab import verdict
+from benchmarks.ab.capture import Capture
+from benchmarks.ab.serving import MeasureError
+from benchmarks.ab.verdict import Measure
 from benchmarks.rigs import about, results, server_arms
 from benchmarks.rigs.arm import Arm, turns
 from omni_fastpath.releases import installed_release
-from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.serving import MeasureError
-from omni_fastpath.tools.ab.verdict import Measure
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
 
@@ -100,7 +100,7 @@ def run_starts(
     name: str,
     arms: Sequence[AnArm],
     starts: int,
-    kind: str,
+    kind: str | None,
     measure: Callable[[AnArm, Path, Path], Mapping[str, Any]],
     *,
     of: Mapping[str, Any] | None = None,
@@ -112,7 +112,7 @@ def run_starts(
         name: Of the benchmark.
         arms: Arms with names of their own; one that is there twice has twice as many starts.
         starts: Of each arm.
-        kind: Which of `omni_simulated_device.models`.
+        kind: Which of `omni_simulated_device.models`; None: no model is wanted.
         measure: One start: from the arm, the model folder and a path for the log to the fields of its line.
         of: Of what the starts are. Those that the file has of the same count, and a run that was cut off goes on.
         minutes: No start begins that would probably end later.
@@ -127,7 +127,7 @@ def run_starts(
         if line.get("of") == said and line["arm"] in found:
             found[line["arm"]].append(line)
     done, begun, longest_s = Counter({arm: len(lines) for arm, lines in found.items()}), time.monotonic(), 0.0
-    model = model_folder(kind)
+    model = Path() if kind is None else model_folder(kind)
     with tempfile.TemporaryDirectory() as folder:
         for place, (_, arm) in enumerate(turns(arms, starts)):
             done[arm.name] -= 1

@@ -1,49 +1,136 @@
-"""Save queue: what slow receivers cost the others, and what ``save_queue_cap`` costs when nobody is slow.
-
-    python -m benchmarks.save_queue idle        one stage by itself, nobody slow, 64 and 128 streams
-    python -m benchmarks.save_queue unfetched   one of 16 streams is not fetched: text of all, bytes in shared memory
-    python -m benchmarks.save_queue put         a put hangs: text of all
-    python -m benchmarks.save_queue server      the whole server: none, one, two and four slow of 16 streams
-
-Arms alternate, but for the servers, which are started one after another; each asserts from queue and states that it is
-what it says, and every stream's answer is compared between arms. The lines go to results/save_queue.jsonl.
-"""
+"""``python -m benchmarks.save_queue``."""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.save_queue import component, whole_server
-from benchmarks.save_queue.rig import STAGES, stage_configs
+import benchmarks.save_queue
+from benchmarks.ab.capture import Capture, chat_request
+from benchmarks.rigs import results
+from benchmarks.rigs import server_arms as arms
+from benchmarks.rigs.arm import Arm
+from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
+from benchmarks.rigs.captures import audio_gaps_s, digest, ttfp_s
+from benchmarks.rigs.open_loop import run_open_loop
+from benchmarks.rigs.quantiles import quantile
+from benchmarks.rigs.results import progress
+from benchmarks.rigs.server import Server
+from benchmarks.rigs.whole_server import checked, deploy, run_starts
+from benchmarks.rigs.whole_server import environment as environment_of
+
+FASTPATH = Arm("fastpath", {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"})
+SLOW_MS = 200.0
+OUTPUT_TOKENS = 32
+RATE = 5.0
+"""Arrivals a second."""
+STREAMS = 16
+FIRST_SLOW = 3
+ARMS = (STOCK, FASTPATH, STOCK_AGAIN)
+"""One server start each; the second stock is the A/A pair."""
+
+Batches = dict[int, list[list[dict[str, Any]]]]
+"""By the number of slow streams: of each batch its streams."""
+
+
+def run(slow: Sequence[int], runs: int, stage: int) -> None:
+    """Start the servers one after another, save the lines and print the table.
+
+    Args:
+        slow: Numbers of slow streams, one after another.
+        runs: Batches of each.
+        stage: Whose sends are slow.
+
+    Raises:
+        RuntimeError: An answer differs between runs or arms.
+    """
+
+    def start(arm: Arm, model: Path, log: Path) -> dict[str, Any]:
+        return {"what": "server", "stage": stage, "batches": _measure(arm, slow, runs, stage, model, log)}
+
+    starts = run_starts("save_queue", ARMS, 1, "qwen3_omni", start)
+    found = {name: start["batches"] for name, [start] in starts.items()}
+    _check_content(found)
+    _show(found, stage)
+
+
+def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, log: Path) -> Batches:
+    import omni_simulated_device
+
+    injection = {"stage": stage, "match": "slow", "ms": SLOW_MS}
+    environment = {**environment_of(arm), omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injection)}
+    found: Batches = {count: [] for count in slow}
+    with Server(model, deploy("qwen3_omni.yaml"), environment=environment, log_path=log) as server:
+        _batch(server.url, 0)
+        for number, count in itertools.product(range(runs), slow):
+            progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
+            found[count].append([_felt(capture) for capture in _batch(server.url, count)])
+        time.sleep(arms.STATE_FILES_SETTLE_S)
+        arms.prove(server, arm, arms.roles(3))
+    return found
+
+
+def _batch(url: str, slow: int) -> Sequence[Capture]:
+    """16 requests, evenly spaced; the fourth is slow, and as many after it as there are slow ones."""
+    names = [f"other-{time.monotonic_ns()}-{number}" for number in range(STREAMS)]
+    for number in range(FIRST_SLOW, FIRST_SLOW + slow):
+        names[number] = f"slow-{names[number]}"
+    requests = [
+        chat_request(f"Question {number}", max_tokens=OUTPUT_TOKENS, ignore_eos=True, request_id=name)
+        for number, name in enumerate(names)
+    ]
+    return checked(run_open_loop(url, requests, [index / RATE for index in range(len(requests))]), audio=True)
+
+
+def _felt(capture: Capture) -> dict[str, Any]:
+    return {
+        "slow": str(capture.request.body["request_id"]).startswith("slow"),
+        "first_s": ttfp_s(capture),
+        "e2e_s": capture.e2e_s,
+        "gap_s": max(audio_gaps_s(capture), default=0.0),
+        "digest": digest(capture),
+    }
+
+
+def _check_content(found: Mapping[str, Batches]) -> None:
+    """Each question has the same answer in every run of every start."""
+    batches = [batch for by_count in found.values() for batch in itertools.chain(*by_count.values())]
+    if len({tuple(stream["digest"] for stream in batch) for batch in batches}) != 1:
+        raise RuntimeError("an answer differs between runs or arms")
+
+
+def _show(found: Mapping[str, Batches], stage: int) -> None:
+    rows: list[list[str]] = []
+    for count in found[STOCK.name]:
+        for what, share in (("first_s", 0.5), ("first_s", 0.99), ("e2e_s", 0.99), ("gap_s", 0.99)):
+            values = [
+                quantile((each[what] for batch in found[arm.name][count] for each in batch if not each["slow"]), share)
+                for arm in ARMS
+            ]
+            label = {"first_s": "first audio", "e2e_s": "end to end", "gap_s": "largest gap"}[what]
+            rows.append([str(count), f"{label} p{share * 100:.0f}", *(f"{value * 1e3:.0f} ms" for value in values)])
+        rows.append([])
+    title = f"Whole server, {SLOW_MS:.0f} ms a send at stage {stage}: the others of {STREAMS} streams"
+    results.show(title, ("slow", "", *(arm.name for arm in ARMS)), rows)
 
 
 def main() -> None:
-    """Run one mode."""
+    """Run it."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.save_queue",
-        description=__doc__,
+        description=benchmarks.save_queue.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("mode", choices=("idle", "unfetched", "put", "server"))
-    parser.add_argument("--runs", type=int, default=4, help="idle, server: of each arm; 4")
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 128], help="idle: one after another")
-    parser.add_argument("--slow", type=int, nargs="+", default=[0, 1, 2, 4], help="server: one after another")
-    parser.add_argument("--stage", type=int, choices=list(STAGES), help="idle: only this one; server: which is slow; 0")
-    parser.add_argument("--seconds", type=float, default=10.0, help="unfetched, put: for how long; 10")
-    parser.add_argument("--configs", type=Path, metavar="FOLDER", help="keep the stages' configs there: 20 s less")
+    parser.add_argument("--runs", type=int, default=4, help="batches of each arm and number; 4")
+    parser.add_argument("--slow", type=int, nargs="+", default=[0, 1, 2, 4], help="numbers of slow streams")
+    parser.add_argument("--stage", type=int, choices=(0, 1), default=0, help="which is slow: thinker or talker")
     options = parser.parse_args()
-    if options.mode == "server":
-        whole_server.run(options.slow, options.runs, options.stage or 0)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        configs = stage_configs(options.configs or Path(folder))
-        if options.mode == "idle":
-            stages = tuple(STAGES) if options.stage is None else (options.stage,)
-            component.idle(configs, options.streams, options.runs, stages)
-        else:
-            component.hang(configs, options.mode, options.seconds)
+    run(options.slow, options.runs, options.stage)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ streams at which first audio and underrun stay near it, found by halves, one ser
 Each start is a server of its own, for all levels; arms alternate, and each is proved by its state files, those of the
 light engines included, whose counters must say that payloads were kept back as the arm's ``forward_gate`` asks. How
 late engines and client were is measured at each level: one at which either lacked a processor measured this machine and
-gets no verdict. Verdicts are those of ``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its
+gets no verdict. Verdicts are those of ``benchmarks.ab.verdict`` over starts. Each level is a family of its
 own, in which first audio (p50) is primary, of text alone first text. ``--resume NAME`` goes on with
 ``results/NAME.jsonl``: a start that is there of the same load counts, and one that was cut off is made again.
 """

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import get_args
 
 import benchmarks.server
+from benchmarks.ab import verdict
 from benchmarks.rigs import overlays
 from benchmarks.rigs.side_by_side import interrupted
 from benchmarks.server.arms import ARMS, USUAL, named, parts
 from benchmarks.server.load import LAYOUTS, LEVELS, Kind, Load
 from benchmarks.server.measure import Host, capacity, measure, run
 from benchmarks.server.report import show, show_capacity, show_parts
-from omni_fastpath.tools.ab import verdict
 
 PARTS_STARTS = 2
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from benchmarks.ab.capture import Capture
 from benchmarks.rigs.captures import audio_gaps_s, text_gaps_s, ttfp_s, ttft_s
 from benchmarks.rigs.quantiles import quantile
-from omni_fastpath.tools.ab.capture import Capture
 
 BYTES_A_SECOND = 24_000 * 2
 HEADER_BYTES = 44

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 
 import omni_simulated_device
+from benchmarks.ab.capture import Capture
+from benchmarks.ab.serving import MeasureError
 from benchmarks.rigs import server_arms, whole_server
 from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.captures import digest, run_closed_loop
@@ -24,8 +26,6 @@ from benchmarks.rigs.whole_server import FEWEST, checked
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
-from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.serving import MeasureError
 from omni_simulated_device import without
 
 Start = Mapping[str, Any]

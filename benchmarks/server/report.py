@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.ab import verdict
 from benchmarks.rigs import about, results
 from benchmarks.rigs.whole_server import Rows, judge, measure_of, widest
 from benchmarks.server.arms import STOCK
 from benchmarks.server.figures import INSTRUMENT, Figure, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import LADDER, MORE_DRY_MS, TIMES_AUDIO, Host, Start, unfit
-from omni_fastpath.tools.ab import verdict
 
 Found = Mapping[str, Sequence[Start]]
 """The starts by arm."""

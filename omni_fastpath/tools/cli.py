@@ -1,36 +1,34 @@
-"""Show which patches are on and what they do, write a deploy YAML or a dashboard, and compare two settings.
+"""Show which patches are on and what they do, and write a deploy YAML or a dashboard.
 
-Only ``status --verify`` and ``seams`` import vllm and vllm-omni.
+Only ``status --verify``, ``--deploy-config`` and ``overlay`` import vllm and vllm-omni.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
-import importlib.util
 import io
+import itertools
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-
 from omni_fastpath import __version__
 from omni_fastpath.config import ConfigError, unknown
-from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.tools import overlay, tables, upgrade
-from omni_fastpath.tools.findings import REFUSED as REFUSED_START
+from omni_fastpath.tools import overlay, tables
 from omni_fastpath.tools.findings import Severity
 from omni_fastpath.tools.status import is_on, status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
-_AB = "ab"
+REMOVED = {
+    "ab": "ab is not installed any more: run `python -m benchmarks.ab` from a clone (docs/operations.md)",
+    "seams": "seams was removed: `explain PATCH --full` lists the functions, `status --verify` compares them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,19 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0: no problem. 1: there is an error, or a file cannot be read or written (``doctor``: any finding above
         ``info``; ``status --check``: also a server without a patch, or no server). 2: a usage error, or a start with
-        this shell's variables would be refused. ``ab`` has further codes (``ab/command.py``).
+        this shell's variables would be refused.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         _write_as(stream, errors="backslashreplace")  # characters that the locale does not have
+    if words and words[0] in REMOVED:
+        print(f"omni-fastpath: {REMOVED[words[0]]}", file=sys.stderr)  # noqa: T201
+        return REFUSED
     try:
-        if words[:1] == [_AB]:
-            return _ab(words[1:])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError, UnicodeError) as error:  # UnicodeError: a file name that is not UTF-8
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
-        return TROUBLE if isinstance(error, OSError) and words[:1] != [_AB] else REFUSED
+        return TROUBLE if isinstance(error, OSError) else REFUSED
     return code
 
 
@@ -66,150 +65,99 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omni-fastpath {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    yaml, refuses = "NAME_OR_PATH", "if a server with this shell's variables or the deploy YAML would refuse to start."
-    status = commands.add_parser(
-        "status",
-        help="this installation and the running servers",
-        description=f"Exit code: 0, 1 after an error, 2 for a wrong command line, or {refuses}",
-        allow_abbrev=False,
-    )
+    def command(name: str, run: Callable[[argparse.Namespace], int], what: str, codes: str = "") -> Any:
+        about = f"{what}. Exit code: 0, 1 {codes}, 2 if a start is refused." if codes else what
+        added = commands.add_parser(name, help=what, description=about, allow_abbrev=False)
+        added.set_defaults(run=run, parser=added)
+        return added
+
+    yaml = "NAME_OR_PATH"
+    status = command("status", _status, "this installation and the running servers", "after an error")
     status.add_argument("--all", action="store_true", help="also show each process separately")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
     status.add_argument("--verify", action="store_true", help="also compare vLLM-Omni with what the patches expect")
     status.add_argument("--deploy-config", metavar=yaml, help="also show what this YAML and the variables switch on")
     status.add_argument("--check", action="store_true", help="exit code 1 also if a server or its patches are missing")
-    status.set_defaults(run=_status)
 
-    examine = commands.add_parser(
-        "doctor",
-        help="problems of this installation and its running servers, and what to do about them",
-        description="Exit code: 0 if there is no finding above info, 1 after a warning or an error, 2 for a wrong "
-        f"command line, or {refuses}",
-        allow_abbrev=False,
-    )
+    what = "problems of this installation and its running servers, and what to do about them"
+    examine = command("doctor", _doctor, what, "after a warning or an error")
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
     examine.add_argument("--deploy-config", metavar=yaml, help="also check this YAML with this shell's variables")
-    examine.set_defaults(run=_doctor)
 
-    explain = commands.add_parser("explain", help="what a patch does, or one line per patch", allow_abbrev=False)
+    explain = command("explain", _explain, "what a patch does, or one line per patch")
     explain.add_argument("patch", nargs="?", metavar="PATCH", help="default: all, one line each")
     explain.add_argument("--full", action="store_true", help="also the functions that it relies on, and its releases")
-    explain.set_defaults(run=_explain)
 
-    what = "each function that a patch relies on, with file and line, as JSON"
-    seams = commands.add_parser("seams", help=what, description=f"Print {what}.", allow_abbrev=False)
-    seams.add_argument("patch", nargs="?", metavar="PATCH", help="default: all")
-    seams.set_defaults(run=_seams)
-
-    write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath key", allow_abbrev=False)
+    write = command("overlay", _overlay, "write a deploy YAML with a fastpath key")
     write.add_argument("base", nargs="?", metavar=yaml, help="the base: a file, or the name of one of vLLM-Omni's")
     write.add_argument("--list", action="store_true", help="list the names of vLLM-Omni's deploy YAMLs")
     write.add_argument("-o", "--output", metavar="OUT", help="file to write; without it, or with -, standard output")
     form = "PATCH.KEY=VALUE"
     write.add_argument("--set", action="append", default=[], metavar=form, help="or PATCH=true, PATCH=false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
-    write.set_defaults(run=_overlay, parser=write)
 
-    what, default = "write a Grafana dashboard, alert rules, and a compose file for them", "omni-fastpath-dashboard"
-    boards = commands.add_parser("dashboard", help=what, allow_abbrev=False)
+    boards = command("dashboard", _dashboard, "write a Grafana dashboard, alert rules, and a compose file for them")
+    default = "omni-fastpath-dashboard"
     boards.add_argument("folder", nargs="?", type=Path, default=default, metavar="DIR", help=f"default: {default}")
     boards.add_argument("--force", action="store_true", help="overwrite files there that differ")
-    boards.set_defaults(run=_dashboard)
 
-    # Only for the help, because argparse would remove one of the bare `--`.
-    commands.add_parser(_AB, help="compare two settings of a server", add_help=False)
     return parser
 
 
-# ab
+def _print(lines: Iterable[str]) -> None:
+    """Print lines. If the reader of a pipe closes it early (``| head``, ``| grep -q``), the rest is dropped."""
+    try:
+        print(*lines, sep="\n", flush=True)  # noqa: T201
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python writes the rest at exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def _ab(words: Sequence[str]) -> int:
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("ab needs aiohttp, a dependency of vLLM-Omni; run pip install aiohttp")
-    from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - slow to import
-
-    return run(words)
-
-
-# Output
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a terminal. In a pipe a sentence stays on one line, so that ``grep`` finds it."""
+    width = _width() if sys.stdout.isatty() else sys.maxsize
+    for line in itertools.chain.from_iterable(each.split("\n") for each in lines):
+        yield from [line] if len(line) <= width else textwrap.wrap(line, width, break_on_hyphens=False)
 
 
-def _print(text: str) -> None:
-    with tables.reader_may_leave(sys.stdout):
-        print(text)  # noqa: T201
-
-
-def _show(report: Any, show: Callable[[Any, Console], None], *, as_json: bool) -> None:
-    if as_json:
-        _print(json.dumps(report, indent=2))
-        return
-    with tables.reader_may_leave(sys.stdout):
-        show(report, tables.console(sys.stdout))
-
-
-# status and doctor
+def _width() -> int:
+    """The width of tables: that of the terminal, or 100 in a pipe, a file or a log."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
-    _show(report, functools.partial(tables.show_status, every=arguments.all), as_json=arguments.json)
+    report = status_report(PATCHES, arguments.deploy_config, verify=arguments.verify, deep=False)
+    _print(
+        [json.dumps(report, indent=2)]
+        if arguments.json
+        else _wrapped(tables.status(report, _width(), every=arguments.all))
+    )
     return _code(report, "error") or (TROUBLE if arguments.check and not is_on(report) else FINE)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    with tables.console(sys.stderr).status(
-        "Checking the installation and its running servers, for at most ten seconds ..."
-    ):
-        report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, deep=True)
-    _show({**report, "issue": tables.issue(report)}, tables.show_doctor, as_json=arguments.json)
+    if sys.stderr.isatty():
+        print("Checking the installation and its running servers, for some seconds ...", file=sys.stderr)  # noqa: T201
+    report = status_report(PATCHES, arguments.deploy_config, verify=False, deep=True)
+    report["issue"] = "\n".join(tables.issue(report))
+    _print([json.dumps(report, indent=2)] if arguments.json else _wrapped(tables.doctor(report)))
     return _code(report, "error", "warning")
 
 
 def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
     """The exit code, if findings of these severities are problems."""
-    if any(finding["id"] == REFUSED_START for finding in report["findings"]):
+    if any(finding["id"] == "start-refused" for finding in report["findings"]):
         return REFUSED
     return TROUBLE if any(finding["severity"] in trouble for finding in report["findings"]) else FINE
 
 
-# explain
-
-
 def _explain(arguments: argparse.Namespace) -> int:
-    named = _named("explain", arguments.patch)
-    if arguments.patch is None:
-        _show(named, tables.show_patches, as_json=False)
-    else:
-        _show(named[0], functools.partial(tables.show_patch, full=arguments.full), as_json=False)
+    declared, name = {patch.name: patch for patch in PATCHES}, arguments.patch
+    if name is not None and name not in declared:
+        raise unknown("explain", name, declared, found=f"an unknown patch {name!r}")
+    lines = tables.patch(declared[name], _width(), full=arguments.full) if name else tables.patches(PATCHES, _width())
+    _print(_wrapped(lines))
     return FINE
-
-
-def _named(command: str, name: str | None) -> Sequence[Patch]:
-    """The patch of that name, or all patches."""
-    declared = {patch.name: patch for patch in PATCHES}
-    if name is None:
-        return PATCHES
-    if name not in declared:
-        raise unknown(command, name, declared, found=f"an unknown patch {name!r}")
-    return (declared[name],)
-
-
-# seams
-
-
-def _seams(arguments: argparse.Namespace) -> int:
-    named, found = _named("seams", arguments.patch), vllm_omni_release()
-    if found is None:
-        raise ConfigError("vllm-omni is not installed")
-    # vllm logs to standard output while it is imported, but standard output is for the JSON.
-    with contextlib.redirect_stdout(sys.stderr):
-        found_seams = [upgrade.compare(patch, found.version) for patch in named]
-    _print(json.dumps(found_seams, indent=2))
-    return FINE
-
-
-# overlay
 
 
 def _overlay(arguments: argparse.Namespace) -> int:
@@ -217,7 +165,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
         names = overlay.bundled()
         if not names:
             raise ConfigError("vllm-omni, which contains the deploy YAMLs, is not installed")
-        _print("\n".join(names))
+        _print(names)
         return FINE
     if arguments.base is None:
         arguments.parser.error("name a file or one of vLLM-Omni's deploy YAMLs, or use --list")
@@ -227,16 +175,13 @@ def _overlay(arguments: argparse.Namespace) -> int:
     overlay.refuse_as_upstream(base)
     if output is None:
         _write_as(sys.stdout, encoding="utf-8")  # the encoding of a YAML, whatever the locale
-        _print(text.rstrip())
+        _print([text.rstrip()])
         return FINE
     if output.exists() and not arguments.force:
         raise ConfigError(f"{output} exists; --force overwrites it")
     output.write_bytes(text.encode())  # an invalid character is refused before the file is opened
     print(f"wrote {output}, over {base.name}; serve with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE
-
-
-# dashboard
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
@@ -248,6 +193,6 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_bytes(content)
-        _print(str(path))
+    _print(map(str, files))
     print("To view them, see the first lines of compose.yaml", file=sys.stderr)  # noqa: T201
     return FINE

@@ -72,17 +72,16 @@ def misspelt(path: Path) -> list[str]:
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
     """The ``fastpath`` value of the overlay: ``true``, or a mapping from the ``--set`` options.
 
-    If the base enables a patch, the mapping contains only the options, and the rest is inherited. Otherwise it starts
-    from the default set. A value is YAML. Of two values for one key the last counts.
+    The mapping starts from that of the base, or from the default set if the base has none. A value is YAML. Of two
+    values for one key the last counts.
 
     Raises:
         ConfigError: An option has another form than ``patch.key=value``, ``patch=true`` or ``on_unsupported=fail``.
     """
+    given = next((block.value for block in reversed(base) if isinstance(block.value, dict) and block.value), None)
     if not sets:
-        return True
-    inherits = resolve(base, {}, patches).enabled
-    block: dict[str, Any] = {} if inherits else {patch.name: True for patch in patches if patch.default_on}
-    wrong = []
+        return given or True
+    block: dict[str, Any] = {**(given or {patch.name: True for patch in patches if patch.default_on})}
     for assignment in sets:
         target, _, text = assignment.partition("=")
         name, dot, key = target.strip().partition(".")
@@ -91,12 +90,10 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
         except Exception:  # yaml raises various exceptions for wrong dates and numbers
             value = None
         if value is None and text.strip() != "null":
-            place, takes = f"--set {assignment}", "patch.key=value, patch=true, patch=false"
-            wrong.append(str(refusal(place, found=short_repr(assignment), allowed=takes)))
+            takes = "patch.key=value, patch=true, patch=false"
+            raise refusal(f"--set {assignment}", found=short_repr(assignment), allowed=takes)
         held = block.get(name)
         block[name] = {**(held if isinstance(held, dict) else {}), key: value} if dot else value
-    if wrong:
-        raise ConfigError("\n".join(wrong))
     return block
 
 
@@ -112,6 +109,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     Raises:
         ConfigError: The base cannot be read, the overlay would overwrite one of its bases, or a server would refuse the
             result.
+        UnicodeError: The name of the base is not UTF-8.
     """
     blocks = read_blocks(base)
     if output is not None and output.resolve() in {block.path.resolve() for block in blocks}:
@@ -120,12 +118,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)
     is_beside = output is not None and output.absolute().parent == base.absolute().parent
-    try:
-        named = Path(os.fsencode(base.name if is_beside else base.absolute()).decode())  # independent of the locale
-    except UnicodeDecodeError:
-        raise refusal(
-            repr(str(base)), found="a file name that is not UTF-8", allowed="one that YAML can contain"
-        ) from None
+    named = Path(os.fsencode(base.name if is_beside else base.absolute()).decode())  # independent of the locale
     document = {"base_config": str(named), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
     head = f"# `omni-fastpath overlay`, over {named.name}; start the server with --deploy-config and this file.\n"

@@ -6,7 +6,6 @@ found by its command line. Environments and command lines are used here but neve
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -17,12 +16,11 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, statefile, threads
-from omni_fastpath.declare import State
+from omni_fastpath import process_role, state
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 
-WATCH_S = 2.0
-"""Seconds for which threads are watched. That is enough for shares of a core with two digits."""
+WATCH_S = 2 * state.REFRESH_S + 0.5
+"""Seconds between two readings, after which every state file is a new one."""
 
 _NO_YAML = "environment"
 """The source in a state file if no deploy YAML was read."""
@@ -41,13 +39,13 @@ class Server:
         environ: Its variables. None if they cannot be read.
         snapshots: The state files of its processes.
         busy: The shares of a core that the threads of ``front_end`` and ``orchestrator`` of its busiest API process
-            used. Empty if they were not watched, or no state file names such threads.
+            used. Empty if they were not watched.
     """
 
     pid: int
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
-    snapshots: tuple[Mapping[str, Any], ...] = ()
+    snapshots: tuple[state.Said, ...] = ()
     busy: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -56,74 +54,16 @@ class Server:
         return f"server {self.pid}"
 
     @property
-    def is_on(self) -> bool:
-        """Whether any patch is on in any of its processes."""
-        return any(record["state"] != State.OFF.value for each in self.snapshots for record in each["patches"].values())
-
-    @property
     def deploy_config(self) -> Path | None:
         """The deploy YAML that it has read, or that its command line names, as a path in this process."""
         read = [each["source"] for each in self.snapshots if each["pid"] == self.pid and each["source"] != _NO_YAML]
         named = next(iter(read), None) or process_role.value(self.command, "--deploy-config")
         return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
 
-    def figures(self, metric: str, **labels: str) -> list[Mapping[str, Any]]:
-        """The samples of a patch's metric with these labels, from the state files of its processes."""
-        records = (record for each in self.snapshots for record in each["patches"].values())
-        found = [sample for record in records for sample in record.get("figures", {}).get(metric, ())]
-        return [sample for sample in found if labels.items() <= sample["labels"].items()]
-
-    def summary(self) -> dict[str, Any]:
-        """Its ``pid``, and ``model`` and ``port`` from its arguments, for ``status``.
-
-        ``model`` is None for an address, which may contain a password.
-        """
-        starts = (at for at, word in enumerate(self.command, 1) if word == "serve" or process_role.is_api_server(word))
-        given = self.command[next(starts, len(self.command)) :]
-        first = next(iter(given), "-")
-        model = process_role.value(given, "--model") if first.startswith("-") else first
-        is_shown = model is not None and not {":", "@", "="} & {*model}
-        return {"pid": self.pid, "model": model if is_shown else None, "port": process_role.port(given)}
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """The sum of the histograms of several processes.
-
-    Attributes:
-        bounds: Upper bounds of the buckets but the last.
-        counts: The number of values in each bucket.
-        is_recent: Whether only the last minutes are counted.
-    """
-
-    bounds: Sequence[float] = ()
-    counts: Sequence[int] = ()
-    is_recent: bool = False
-
     @property
-    def count(self) -> int:
-        """The number of all values."""
-        return sum(self.counts)
-
-    def quantile(self, share: float) -> float:
-        """A quantile, as Prometheus' ``histogram_quantile`` computes it."""
-        rank, below = share * self.count, 0.0
-        for lower, upper, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):
-            if below + count >= rank:
-                return lower + (upper - lower) * (rank - below) / count
-            below += count
-        return self.bounds[-1]
-
-
-def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
-    """The histogram of samples of ``figures.Recent``: of the last minutes if they have enough values, else of all."""
-    if not samples:
-        return Histogram()
-    counts = [sum(bucket) for bucket in zip(*(each["counts"] for each in samples), strict=True)]
-    before = [sum(bucket) for bucket in zip(*(each["before"] for each in samples), strict=True)]
-    recent = [now - then for now, then in zip(counts, before, strict=True)]
-    is_recent = sum(recent) >= fewest
-    return Histogram(samples[0]["bounds"], recent if is_recent else counts, is_recent)
+    def port(self) -> int | None:
+        """The port in its command line, of which nothing else is shown, because it may have passwords and keys."""
+        return process_role.port(self.command)
 
 
 def live_servers() -> list[Server]:
@@ -140,33 +80,24 @@ def live_servers() -> list[Server]:
     return found
 
 
-Used = tuple[float, Mapping[int, Mapping[str, float]]]
-"""A time, and the processor time of the threads that each API process names until then."""
+def watched() -> list[Server]:
+    """The same, with the shares of a core that threads used between two readings, which take ``WATCH_S`` in all."""
+    before = {each["pid"]: each for server in live_servers() for each in server.snapshots}
+    if before:
+        time.sleep(WATCH_S)
+    found = []
+    for server in live_servers():
+        shares = [_shares(before[each["pid"]], each) for each in server.snapshots if each["pid"] in before]
+        busy = max(shares, key=lambda each: sum(each.values()), default={})
+        found.append(dataclasses.replace(server, busy=busy))
+    return found
 
 
-def used(live: Sequence[Server]) -> Used:
-    """The processor time until now of the threads that these servers' state files name."""
-    snapshots = (each for server in live for each in server.snapshots)
-    return time.monotonic(), {each["pid"]: threads.used(each["pid"], each.get("threads") or {}) for each in snapshots}
-
-
-def watched(live: Sequence[Server], since: Used) -> list[Server]:
-    """The servers with the shares of a core that their threads used since then. Waits for ``WATCH_S`` in all."""
-    began, before = since
-    if live:
-        time.sleep(max(0.0, began + WATCH_S - time.monotonic()))
-    ended, after = used(live)
-
-    def busy(server: Server) -> dict[str, float]:
-        pids = (each["pid"] for each in server.snapshots)
-        known = [pid for pid in pids if before[pid].keys() == after[pid].keys() >= {FRONT_END, ORCHESTRATOR}]
-        shares = [dict.fromkeys((FRONT_END, ORCHESTRATOR), 0.0) for _ in known]
-        for pid, share in zip(known, shares, strict=True):
-            for name, seconds in after[pid].items():
-                share[threads.role(name)] += (seconds - before[pid][name]) / (ended - began)
-        return max(shares, key=lambda each: sum(each.values()), default={})
-
-    return [dataclasses.replace(each, busy=busy(each)) for each in live]
+def _shares(before: state.Said, after: state.Said) -> dict[str, float]:
+    found, seconds = dict.fromkeys((FRONT_END, ORCHESTRATOR), 0.0), after["updated"] - before["updated"]
+    for name, used in after["cpu_s"].items() if seconds > 0 else ():
+        found[name.partition("-")[0]] += (used - before["cpu_s"].get(name, used)) / seconds
+    return found
 
 
 def started() -> dict[int, int]:
@@ -192,16 +123,12 @@ def _is_server(command: Sequence[str]) -> bool:
     return Path(program).name in _PROGRAMS or program.endswith(_MODULES)
 
 
-def _snapshots(pids: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+def _snapshots(pids: Iterable[int]) -> dict[int, state.Said]:
     """The state files of running processes by pid, in the folders of this shell and of these servers."""
-    places = statefile.folders(os.environ, Path("/proc/self/cwd"))
+    places = state.folders(os.environ, Path("/proc/self/cwd"))
     for pid in pids:
-        places += statefile.folders(_facts(pid).get("environ") or {}, Path(f"/proc/{pid}/cwd"))
-    found: dict[int, Mapping[str, Any]] = {}
-    for place in dict.fromkeys(places):
-        with contextlib.suppress(OSError):  # a folder that other users can write is ignored
-            found |= {each["pid"]: each for each in statefile.read_live(place)}
-    return found
+        places += state.folders(_facts(pid).get("environ") or {}, Path(f"/proc/{pid}/cwd"))
+    return {each["pid"]: each for each in state.read_live(places)}
 
 
 def _facts(pid: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """``omni-fastpath status`` as data: this installation, the running processes, and findings about them.
 
-Only ``verify`` imports vllm and vllm-omni, to compare the declarations with them.
+Only ``verify`` and a deploy YAML import vllm and vllm-omni, to compare the declarations with them and to read it.
 """
 
 from __future__ import annotations
@@ -8,47 +8,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, config, install, statefile
+from omni_fastpath import __version__, config, install, state
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
-from omni_fastpath.declare import Patch, State
+from omni_fastpath.declare import Fit, Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
-from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
+from omni_fastpath.seams import verify as verify_seam
+from omni_fastpath.tools import entrypoint, overlay, servers
 from omni_fastpath.tools.findings import HERE, START, Facts, judge
 
-SCHEMA = 6
+SCHEMA = 7
 """The version of the report. Adding a key does not change it."""
 
 
-def status_report(
-    environ: Mapping[str, str],
-    patches: Sequence[Patch],
-    *,
-    deploy_config: str | None = None,
-    verify: bool = False,
-    deep: bool = False,
-) -> dict[str, Any]:
+def status_report(patches: Sequence[Patch], file: str | None, *, verify: bool, deep: bool) -> dict[str, Any]:
     """Everything that ``status`` shows, as plain data with stable keys. The arguments are those of ``collect``."""
-    facts = collect(environ, patches, deploy_config=deploy_config, verify=verify, deep=deep)
+    facts = collect(os.environ, patches, file, verify=verify, deep=deep)
     return {**facts.report, "findings": [dataclasses.asdict(finding) for finding in judge(facts)]}
 
 
 def is_on(report: Mapping[str, Any]) -> bool:
     """Whether a server is running, and at least one patch serves in each server."""
-    servers = {each["server"]: False for each in report["processes"]}
+    on = dict.fromkeys((each["server"] for each in report["processes"]), False)
     for each in report["processes"]:
         states = (State(record["state"]) for record in each["patches"].values())
-        servers[each["server"]] |= any(state.satisfies_requirement for state in states)
-    return bool(servers) and all(servers.values()) and not report["servers_without_state"]
+        on[each["server"]] |= any(found.satisfies_requirement for found in states)
+    return bool(on) and all(on.values()) and not report["servers_without_state"]
 
 
 def collect(
-    environ: Mapping[str, str], patches: Sequence[Patch], *, deploy_config: str | None, verify: bool, deep: bool
+    environ: Mapping[str, str], patches: Sequence[Patch], deploy_config: str | None, *, verify: bool, deep: bool
 ) -> Facts:
     """The input of the rules.
 
@@ -68,27 +63,27 @@ def collect(
     except (ConfigError, OSError) as error:  # a new server would refuse too, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
-    live = servers.live_servers()
-    used = servers.used(live) if deep else None
     moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
     if resolved is not None and not refused:
         refused = _refusal(resolved, moved or {}, patches)
+    live = servers.watched() if deep else servers.live_servers()
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
-        "servers_without_state": [server.summary() for server in live if not server.snapshots],
+        "servers_without_state": [{"pid": each.pid, "port": each.port} for each in live if not each.snapshots],
         "other_users": [] if live else sorted({*servers.started().values()}),
         "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
         "same_as": same_as,
     }
-    asked = resolved.enabled if file and resolved else _asked_by(resolved, patches)
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
     misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
-    if used is not None:  # last, so that everything above counts towards the time for which they are watched
-        live = servers.watched(live, used)
+    # Without a YAML also the default set, because a server's may switch it on.
+    origins, asked = resolved.origins if resolved else {}, {*(resolved.enabled if resolved else ())}
+    if not (file and resolved):
+        asked |= {each.name for each in patches if each.default_on and not origins.get(each.name)}
     return Facts(patches, environ, report, frozenset(asked), live, misspelt, refused)
 
 
@@ -103,15 +98,7 @@ def _refusal(found: Resolved, moved: Mapping[str, list[str]], patches: Sequence[
     return f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}" if trouble else ""
 
 
-def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
-    """The patches that must be supported: the default set, as the YAML is unknown, and those of the environment."""
-    origins = found.origins if found is not None else {}
-    missing = (each.name for each in patches if each.default_on and not origins.get(each.name))
-    return {*(found.enabled if found is not None else ()), *missing}
-
-
 def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlisted: str | None) -> dict[str, Any]:
-    allowed = environ.get(entrypoint.ALLOW_LIST)
     releases = {"vllm_omni": vllm_omni_release(), "vllm": vllm_release()}
     return {
         "omni_fastpath": __version__,
@@ -119,9 +106,9 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "entry_points": entrypoint.visible_groups(),
-        "vllm_plugins": allowed,
+        "vllm_plugins": environ.get(entrypoint.ALLOW_LIST),
         "environment": _ours(environ, patches),
-        "state_folder": str(statefile.folders(environ, Path.cwd())[0]),
+        "state_folder": str(state.folders(environ, Path.cwd())[0]),
         "patches": {patch.name: _declared(patch, on_unlisted) for patch in patches},
     }
 
@@ -134,16 +121,14 @@ def _ours(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, str
 
 def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
     row, found = install.row_here(patch), vllm_omni_release()
-    may_be = patch.candidates(found.version, on_unlisted) if found is not None and row is None else []
     return {
         "default_on": patch.default_on,
-        "headline": next((counter.headline for counter in patch.counters), ""),
-        "counts": next((counter.meaning for counter in patch.counters), ""),
+        "headline": patch.counters[0].headline if patch.counters else "",
+        "counts": patch.counters[0].meaning if patch.counters else "",
         "tested": list(patch.releases),
-        "may_be": [release for release, _ in may_be],
+        "may_be": [each for each, _ in patch.candidates(found.version, on_unlisted)] if found and row is None else [],
         "release_problem": install.release_problem(patch, on_unlisted),
         "release_state": install.state_here(patch).value,
-        "release_words": "" if row is None else row.remarks,
     }
 
 
@@ -159,8 +144,20 @@ def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:
-                compared = upgrade.compare(patch, found.version)
-                problems[patch.name] = [install.unlisted(patch), *upgrade.summary(compared)]
+                problems[patch.name] = [install.unlisted(patch), *_compared(patch, found.version)]
             elif not problems[patch.name]:
                 same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
     return problems, same_as
+
+
+def _compared(patch: Patch, release: str) -> Iterator[str]:
+    """How many seams are as on the nearest release where the patch is installed, and each difference."""
+    nearest, row = next((each, row) for each, row in patch.nearest_first(release) if isinstance(row, Fit))
+    changed = []
+    for seam in row.seams:
+        try:
+            verify_seam(seam, nearest, exact=True)
+        except Exception as error:  # importing an upstream module may raise anything
+            changed.append(str(error))
+    yield f"{len(row.seams) - len(changed)} of {len(row.seams)} seams are as on {nearest}"
+    yield from changed

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.trust import distribution
+from benchmarks.trust import distribution
 
 VARIABLE = "TEST_PAYLOADS"
 

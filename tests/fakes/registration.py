@@ -105,9 +105,9 @@ def declared(process: str, *, every: bool = False) -> dict[str, str]:
 
 def state_files() -> list[dict[str, Any]]:
     """The state files of processes that live."""
-    from omni_fastpath import statefile
+    from omni_fastpath import state
 
-    return statefile.read_live()
+    return state.read_live()
 
 
 # ---- What a server does ----

@@ -98,7 +98,7 @@ def left_out(file: str) -> frozenset[int]:
 
 def lines_of(patch: str) -> list[Line]:
     """Every line of the functions of a patch, but for those that are left out."""
-    from omni_fastpath import patches  # here, because `tests.trust.broken` imports only the standard library
+    from omni_fastpath import patches
 
     found: set[Line] = set()
     for path in (Path(patches.__file__).parent / patch).glob("*.py"):

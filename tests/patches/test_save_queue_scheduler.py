@@ -119,18 +119,6 @@ def test_null_limits_hold_nothing(make: Make) -> None:
     assert "no stream is held: max_bytes and max_tasks are null" in entry.reason
 
 
-@pytest.mark.more
-def test_the_stage_of_the_benchmarks_runs(tmp_path: Path) -> None:
-    """It serves a request and then keeps no name of a segment, which a later stage may use again."""
-    from benchmarks.save_queue.rig import Rig, stage_configs
-
-    with Rig(stage_configs(tmp_path)[1]) as rig:
-        rig.add("a", tokens=3)
-        rig.run()
-        feeder = rig._feeder
-    assert not feeder._pending_keys
-
-
 # ---- Where no stream is held ----
 
 

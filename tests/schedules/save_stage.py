@@ -26,7 +26,6 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.save_queue_cap.fair_queue import SLOW_S
 from omni_fastpath.patches.save_queue_cap.save_queue import SaveQueue
-from tests.patches.lines import fail
 from tests.patches.small_stage import SmallStage
 from tests.schedules.save_thread import Condition, Cut, Lock, SaveThread, at_line
 
@@ -59,7 +58,6 @@ class Shape:
         device: The device of the payloads. On "cpu" they are a buffer of the runner that a later step overwrites.
         blocks: Blocks of KV cache. If they are few, requests are preempted.
         is_counted: Whether the connector has exactly upstream's shared-memory class.
-        may_raise: Whether one exception may be injected into the patch.
         options: Options of `save_queue_cap`.
     """
 
@@ -67,7 +65,6 @@ class Shape:
     device: str
     blocks: int
     is_counted: bool
-    may_raise: bool
     options: dict[str, Any]
 
 
@@ -118,7 +115,6 @@ class Stage(SmallStage):
         self.rest: dict[str, list[str]] = {}
         self.waiting: dict[int, Task] = {}
         self.aborted, self.preempted, self.unfetched = set[str](), set[str](), set[str]()
-        self.has_raised = False
         self.cuts = self.failures = self._returns = 0
         self.put_well, self.fetched = Counter[str](), Counter[str]()
         self._failing: dict[str, Mapping[int, str]] = {}
@@ -204,8 +200,8 @@ class Stage(SmallStage):
             if where in ("put", "wait") and queue.tasks != expected and not queue.is_aside:
                 self.wrong.append(f"the queue counts {queue.tasks} tasks, and {expected} are there")
             state = LEDGER.named("save_queue_cap").state
-            if (queue.is_aside, state) != (self.has_raised, State.FAILED if self.has_raised else State.APPLIED):
-                self.wrong.append(f"{state}, aside: {queue.is_aside}, an exception was injected: {self.has_raised}")
+            if queue.is_aside or state is not State.APPLIED:
+                self.wrong.append(f"{state}, aside: {queue.is_aside}")
         assert not self.wrong, self.wrong
 
     # ---- What happens ----
@@ -266,13 +262,7 @@ class Stage(SmallStage):
         self.turns.trace = None
 
     def _trace(self, cut: Cut | None, action: Callable[[], None]) -> Callable[..., Any] | None:
-        def raises() -> None:
-            self.has_raised = True
-            fail()
-
-        if cut is None or (not cut.turns and (self.has_raised or not self.shape.may_raise)):
-            return None
-        return at_line(cut.line, action if cut.turns else raises)
+        return at_line(cut.line, action) if cut is not None else None
 
     def _leave_line(self) -> None:
         """Let the save thread continue to its next send or wait, without time passing."""
@@ -359,7 +349,7 @@ class Stage(SmallStage):
             return EMPTY_MODEL_RUNNER_OUTPUT
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         computed |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        is_shared = self.is_ours and self.shape.device == "cpu" and not self.has_raised  # upstream's queue copies none
+        is_shared = self.is_ours and self.shape.device == "cpu"
         self._buffers.rotate()
         batch = self._buffers[0] if is_shared else torch.zeros_like(self._buffers[0])
         batch.fill_(-7)

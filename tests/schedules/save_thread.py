@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Cut(NamedTuple):
-    """At this line of the patch the other thread has so many turns; 0: an exception is raised."""
+    """At this line of the patch the other thread has so many turns."""
 
     line: int
     turns: int

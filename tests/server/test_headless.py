@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.tools.ab.interrupts import Interrupts
-from omni_fastpath.tools.ab.serving import Child
+from benchmarks.ab.serving import Child
 from tests.server.conftest import DEPLOY, all_states
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
@@ -29,7 +28,7 @@ def headless(server: Any, stage: int, master: tuple[str, ...], folder: Path) -> 
     command = [*vllm_command(), "serve", server.model, "--omni", "--headless", "--deploy-config", str(FILE)]
     command += ["--stage-id", str(stage), *master]
     log = folder / f"stage{stage}-{time.monotonic_ns()}.log"
-    child = Child(command=command, environment=server.environment(), log=log, interrupts=Interrupts(), folder=folder)
+    child = Child(command=command, environment=server.environment(), log=log, folder=folder)
     child.start()
     try:
         yield
@@ -45,9 +44,9 @@ def talkers(server: Any) -> list[dict[str, Any]]:
 
 def test_headless_stages_serve_and_one_more_attaches(server: Callable[..., Any], tmp_path: Path) -> None:
     """Headless talker and code2wav serve, and a second talker joins and gets requests."""
+    from benchmarks.ab.capture import chat_request
+    from benchmarks.ab.serving import free_port
     from benchmarks.rigs.captures import differences, run_closed_loop
-    from omni_fastpath.tools.ab.capture import chat_request
-    from omni_fastpath.tools.ab.serving import free_port
 
     requests = [chat_request(f"Question {n}", max_tokens=8 + n, ignore_eos=True) for n in range(8)]
     master = ("--omni-master-address", "127.0.0.1", "--omni-master-port", str(free_port()))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.trust import parity
 from tests.dashboard import families_in, queries
 from tests.server.conftest import all_states
-from tests.trust import parity
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
@@ -28,8 +28,8 @@ def _ours(lines: list[str]) -> list[Any]:
 
 def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any]) -> None:
     """Either of two API processes exports all processes, each patch with one state, and the dashboard's families."""
+    from benchmarks.ab.capture import chat_request
     from benchmarks.rigs.captures import run_closed_loop
-    from omni_fastpath.tools.ab.capture import chat_request
 
     requests = [chat_request(f"Question {n}", modalities=("text", "audio"), max_tokens=6) for n in range(8)]
     environment = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_QUEUE_METRICS": "1"}

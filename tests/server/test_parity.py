@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.trust import faults, kinds, parity
+from benchmarks.trust.kinds import Asked
 from tests.server.conftest import LIMIT, all_states, as_declared, states
-from tests.trust import faults, kinds, parity
-from tests.trust.kinds import Asked
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -34,7 +34,7 @@ Observed = SimpleNamespace
 
 def _burst() -> list[Any]:
     """Twice as many requests as the server admits. Some of them arrive while it is full."""
-    from omni_fastpath.tools.ab.capture import chat_request
+    from benchmarks.ab.capture import chat_request
 
     return [chat_request(f"{n}", modalities=("text",), max_tokens=500, ignore_eos=True) for n in range(2 * LIMIT)]
 

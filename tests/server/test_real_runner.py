@@ -35,7 +35,7 @@ def _deploy(folder: Path, talker: str) -> Path:
 
 
 def _questions(count: int) -> list[Any]:
-    from omni_fastpath.tools.ab.capture import chat_request
+    from benchmarks.ab.capture import chat_request
 
     return [
         chat_request(f"Question {number}", modalities=("text",) if number % 4 == 3 else ("text", "audio"))
@@ -45,8 +45,8 @@ def _questions(count: int) -> list[Any]:
 
 def _served(running: Any) -> list[str]:
     """The texts at 1 and at 8 streams, between which clients leave."""
+    from benchmarks.ab.capture import chat_request
     from benchmarks.rigs.captures import run_closed_loop
-    from omni_fastpath.tools.ab.capture import chat_request
 
     left = [
         chat_request(f"I leave {kinds}", modalities=kinds, abort_after=2)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from benchmarks.rigs.arms import FASTPATH
-from tests.trust import storm
+from benchmarks.trust import storm
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.trust import distribution
+from benchmarks.trust import distribution
 
 VARIABLE = "TEST_RAW_OUTPUTS"
 

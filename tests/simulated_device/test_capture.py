@@ -14,8 +14,8 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from aiohttp.test_utils import TestServer  # noqa: E402
 
+from benchmarks.ab.capture import Capture, Request, chat_request, send, session  # noqa: E402
 from benchmarks.rigs.captures import audio_gaps_s, differences, digest, ttfp_s, ttft_s  # noqa: E402
-from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, send, session  # noqa: E402
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CHAT = chat_request("x")

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from benchmarks.ab.capture import Request, speech_request
 from benchmarks.limit import limit_of
 from benchmarks.rigs import server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.captures import differences, run_closed_loop
 from benchmarks.rigs.server import Server
-from omni_fastpath.tools.ab.capture import Request, speech_request
 from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs
 

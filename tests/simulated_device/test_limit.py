@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from benchmarks.ab.capture import Capture, chat_request, speech_request
 from benchmarks.calibration import MEASURES, devices, rows
 from benchmarks.limit import limit_of
-from omni_fastpath.tools.ab.capture import Capture, chat_request, speech_request
 
 pytestmark = [pytest.mark.upstream]
 

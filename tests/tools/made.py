@@ -7,30 +7,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.declare import Counter, Patch
+from omni_fastpath import process_role, state
+from omni_fastpath.declare import Advice, Counter, Metric, Patch
 from omni_fastpath.tools.findings import Facts
 from omni_fastpath.tools.servers import Server
 from tests.fakes.upstream import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 
+METRICS = (
+    Metric(
+        "omni_fastpath_ring_seconds",
+        "How long it rings",
+        labels=("where",),
+        bounds=(0.5, 1.0, 4.0),
+        advice=Advice(
+            finding="rings-long", severity="info", above=0.5, labels={"where": "hall"}, what="{value} s", do="Nothing."
+        ),
+    ),
+    Metric(
+        "omni_fastpath_hanging", "How many hang", advice=Advice(finding="hanging", what="{value} in {stage}", do="!")
+    ),
+)
 
-DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats", per_request=True),))
-FLUTE = patch("flute", counters=(Counter("notes", "notes", per_request=True),), default_on=False)
-FLUTE = dataclasses.replace(FLUTE, rows=(dataclasses.replace(FLUTE.fits[0], without_api_server="no API server here"),))
+DRUM = patch("drum", counters=(Counter("beats", "beats"),), metrics=METRICS)
+FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
 PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 
 
-def record(state: str = "applied", *, count: int = 7, reason: str = "") -> dict[str, Any]:
+def record(found: str = "applied", *, count: int = 7, reason: str = "") -> dict[str, Any]:
     """A made-up patch in a state file."""
-    return {"state": state, "reason": reason, "remarks": "", "counters": {"beats": count, "notes": count}}
+    return {"state": found, "reason": reason, "same_as": "", "counters": {"beats": count, "notes": count}}
 
 
 def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
     """A state file."""
     return {
-        "schema": 2,
+        "schema": state.SCHEMA,
         "pid": pid,
+        "started": process_role.started(pid),
+        "updated": 0.0,
+        "above": [],
+        "cpu_s": {},
+        "stage": None,
+        "replica": None,
         "role": role,
         "process_name": "MainProcess",
         "omni_fastpath": "0.1.0",
@@ -54,7 +74,8 @@ REPORT: dict[str, Any] = {
         "environment": {"OMNI_FASTPATH": "1"},
         "state_folder": "/run/user/7/omni-fastpath",
         "patches": {
-            each.name: {"release_problem": None, "release_state": "applied", "tested": ["0.30.0"]} for each in PATCHES
+            each.name: {"release_problem": None, "release_state": "applied", "tested": ["0.30.0"], "may_be": []}
+            for each in PATCHES
         },
     },
     "processes": [{**snapshot(10), "server": 10}, {**snapshot(12, "stage"), "server": 10}],

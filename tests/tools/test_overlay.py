@@ -47,10 +47,11 @@ def test_set_starts_from_the_default_set(base: Path, sets: tuple[str, ...], valu
     assert built(base, *sets) == value
 
 
-def test_set_over_an_inherited_block_says_only_what_is_set(base: Path) -> None:
-    """If the base has a block, the overlay has only the changes."""
+def test_set_starts_from_the_base_s_own_block(base: Path) -> None:
+    """If the base has a block, the overlay has it with the changes, so it does not depend on how blocks combine."""
     base.write_text("fastpath: {valve: true}\n")
-    assert built(base, "pipe=true") == {"pipe": True}
+    assert built(base) == {"valve": True}
+    assert built(base, "pipe=true") == {"valve": True, "pipe": True}
 
 
 @pytest.mark.parametrize(

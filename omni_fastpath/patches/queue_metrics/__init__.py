@@ -53,6 +53,8 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Pin, Process, Reads, Wrap
 
+from .advice import ADVICE
+
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 """Buckets, from an immediate result to a wait in an overloaded server, fine where listeners notice a difference."""
 
@@ -117,7 +119,7 @@ _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler
 
 
 def _metric(name: str, meaning: str, *labels: str, bounds: tuple[float, ...] | None = None) -> Metric:
-    return Metric(PREFIX + name, meaning, labels=labels, bounds=bounds)
+    return Metric(PREFIX + name, meaning, labels=labels, bounds=bounds, advice=ADVICE.get(name))
 
 
 PATCH = Patch(

@@ -13,8 +13,7 @@ from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from omni_fastpath.figures import Distribution
-
+from .histograms import Distribution
 from .journey import SEEN, Journey
 
 End = Callable[[], None] | None

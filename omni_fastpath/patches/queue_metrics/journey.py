@@ -11,14 +11,10 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from omni_fastpath.figures import Distribution, Distributions
-
 from . import PATCH, PREFIX
+from .histograms import Distribution, Distributions
 
-SEEN = Distributions(
-    {metric.name.removeprefix(PREFIX): metric.bounds for metric in PATCH.metrics if metric.bounds},
-    recent=("first_output_seconds", "first_output_api_process_seconds", "first_output_leg_seconds"),
-)
+SEEN = Distributions({metric.name.removeprefix(PREFIX): metric.bounds for metric in PATCH.metrics if metric.bounds})
 """The distributions of this process, by names of metrics without the prefix."""
 
 OUTPUTS = ("audio", "text")

@@ -19,12 +19,12 @@ import janus
 
 from omni_fastpath import queues, threads
 from omni_fastpath.connection import Connection, Follower, follow, follower
-from omni_fastpath.figures import Sample, gauge
 from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
 from . import PREFIX, shared_memory
 from .account import Account, End
 from .delays import LOOPS, Pauses, measure_lag
+from .histograms import Sample, gauge
 from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
 
 _runtime = runtime("queue_metrics")

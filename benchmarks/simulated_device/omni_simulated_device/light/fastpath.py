@@ -97,7 +97,7 @@ class Published:
         from omni_fastpath.declare import Process, State
         from omni_fastpath.ledger import LEDGER
         from omni_fastpath.patches import PATCHES
-        from omni_fastpath.statefile import Publisher
+        from omni_fastpath.state import Publisher
 
         for patch in PATCHES:
             state, reason = said.states[patch.name]
