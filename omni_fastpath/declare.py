@@ -214,14 +214,12 @@ class Counter:
         name: Its name in the state file and in ``/metrics``.
         meaning: One line, for ``explain``.
         is_maximum: Whether it is the greatest value seen instead of a count.
-        per_request: Whether every request of the server moves it.
         headline: The words after its value in the first line about a server. Empty if that line does not show it.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
-    per_request: bool = field(default=False, kw_only=True)
     headline: str = field(default="", kw_only=True)
 
 

@@ -219,7 +219,7 @@ def test_files_are_soundfiles() -> None:
 def test_what_is_not_plain_is_soundfiles() -> None:
     """Two channels, other number types, infinite values, other formats and a used buffer are written by soundfile."""
     import numpy as np
-    import soundfile
+    import soundfile  # type: ignore[import-untyped]
 
     mono = np.linspace(-1, 1, 64, dtype=np.float32)
     cases: list[tuple[Any, Any, dict[str, Any]]] = [

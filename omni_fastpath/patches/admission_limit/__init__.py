@@ -80,7 +80,7 @@ PATCH = Patch(
     upstream_option="--max-num-queued-reqs",
     requires=("connections",),
     counters=(
-        Counter("admitted", "requests that were admitted", per_request=True),
+        Counter("admitted", "requests that were admitted"),
         Counter("refused", "requests that got a 503"),
         Counter("most_at_once", "most places that were taken, by unfinished and by admitted requests", is_maximum=True),
     ),

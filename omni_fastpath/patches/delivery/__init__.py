@@ -93,7 +93,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("messages", "messages delivered", per_request=True),
+        Counter("messages", "messages delivered"),
         Counter("overtaken", "messages that were delivered after one that had arrived later"),
         Counter("most_queued", "most messages queued at the front end", is_maximum=True),
         Counter("woken", "waits that a message ended"),

@@ -48,7 +48,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("raw_outputs", "raw outputs that were processed", per_request=True),
+        Counter("raw_outputs", "raw outputs that were processed"),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),
     ),
     rows=ROWS,
