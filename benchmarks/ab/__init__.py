@@ -22,6 +22,7 @@ A verdict is an exact rank test over starts: four of each setting can show a dif
 time to first audio, else to first text, or --primary KEY), six also in nine others. All keys are those of the client's
 result. Each start is a line of results/ab.jsonl.
 
-Exit codes: 0: no measure is worse, and the answers agree. 1: a measure is worse, more requests failed, the answers
-differ, or it could not be measured. 2: wrong command line. 130: interrupted. No process is left in any case.
+Exit codes: 0: no measure is worse, and the answers agree. 1: a measure is worse or exists for A only, more requests
+failed, the answers differ, or it could not be measured. 2: wrong command line. 130: interrupted. No process is left in
+any case.
 """

@@ -67,11 +67,12 @@ class Setting(Arm):
 
 @dataclass(frozen=True)
 class Plan:
-    """The two commands with their placeholders, and the fixed requests."""
+    """The two commands with their placeholders, the fixed requests, and the primary measure if it was named."""
 
     serve: Sequence[str]
     bench: Sequence[str]
     requests: Sequence[Request]
+    primary: str | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve, bench = commands
     try:
         arms = [setting(name, given, serve) for name, given in (("A", options.a), ("B", options.b))]
-        plan = Plan(serve, bench, fixed(bench))
+        plan = Plan(serve, bench, fixed(bench), options.primary)
         for arm in arms:  # refuse a wrong one before the first start
             results.progress(f"{arm.name}: {', '.join(sorted(arm.enabled)) or 'stock'}")
     except (ValueError, OSError) as error:
@@ -198,6 +199,9 @@ def measure(plan: Plan, arm: Setting, log: Path) -> dict[str, Any]:
         measured = _read(result) if status == 0 else {}
         if not any(map(_MEASURE.fullmatch, measured)):
             raise MeasureError(f"the client ended with status {status} and measured nothing{tail(client.log)}")
+        if plan.primary is not None and plan.primary not in measured:  # said in the first start, and not after hours
+            known = ", ".join(filter(_MEASURE.fullmatch, measured))
+            raise MeasureError(f"--primary: found {plan.primary}, measured: {known}")
         answered = [each.answer() for each in run_closed_loop(server.url, plan.requests)]
         server.check()
         counters = _prove(server, arm)
@@ -242,8 +246,6 @@ def show(found: Mapping[str, Sequence[Mapping[str, Any]]], primary: str | None, 
     (a, of_a), (b, of_b) = found.items()
     keys = [key for key in of_a[0]["measured"] if _MEASURE.fullmatch(key)]
     keys = [key for key in keys if any(each == each for each in (*values(of_a, key), *values(of_b, key)))]  # noqa: PLR0124 - NaN
-    if primary is not None and primary not in keys:
-        raise MeasureError(f"--primary: found {primary}, measured: {', '.join(keys)}")
     judged = [key for key in dict.fromkeys([*filter(None, [primary]), *JUDGED]) if key in keys][: len(JUDGED)]
     higher = {key: key.endswith(("throughput", "goodput")) for key in judged}
     rows = {("", key): verdict.Measure("", key, "", "higher" if higher[key] else "lower") for key in judged}
@@ -263,7 +265,10 @@ def show(found: Mapping[str, Sequence[Mapping[str, Any]]], primary: str | None, 
     console.print(f"{sentence} Failed requests of the client: {failed[0]:g} and {failed[1]:g}.", markup=False)
     console.print(about.line(), markup=False)
     worse = [key for key, each in said.items() if each.word == "worse"]
-    return int(bool(differences or worse or failed[1] > failed[0]))
+    lost = [key for key in judged if math.isnan(sum(values(of_b, key))) and not math.isnan(sum(values(of_a, key)))]
+    if lost:
+        console.print(f"MISSING in starts of B: {', '.join(lost)}", markup=False)
+    return int(bool(differences or worse or lost or failed[1] > failed[0]))
 
 
 def _spread(of: Sequence[float]) -> str:

@@ -37,7 +37,8 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
     console = Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=_PIPED_WIDTH, no_color=True)
     # SIGINT too: where a shell started this in the background, Python leaves it ignored.
     for number in SIGNALS:
-        signal.signal(number, interrupted)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, interrupted)
     try:
         return run(console)
     except SystemExit:

@@ -85,9 +85,10 @@ live = [each for each in state.read_live() if each["pid"] != os.getpid()]
 fast = any(r["state"] == "applied" for each in live for r in each["patches"].values())
 factor = (2.0 if "slower" in behaviour else 0.5) if fast else 1.0
 factor *= 1 + (os.getpid() % 97) / 10000
+audio_ms = 0.0 if fast and "mute" in behaviour else 300 * factor
 with open(result, "w") as file:
     json.dump({"completed": 8, "failed": 0, "request_throughput": 2.5 / factor, "median_ttft_ms": 110 * factor,
-               "median_audio_ttfp_ms": 300 * factor, "std_ttft_ms": 3.0, "mean_itl_ms": 0.0}, file)
+               "median_audio_ttfp_ms": audio_ms, "std_ttft_ms": 3.0, "mean_itl_ms": 0.0}, file)
 '''
 
 Run = Callable[..., int]
@@ -158,6 +159,12 @@ def test_worse_is_exit_code_1(run: Run, capsys: pytest.CaptureFixture[str]) -> N
     """With four starts per arm, twice the time is worse in the measure that was named."""
     assert run(*OFF_ON, "--starts", "4", "--primary", "median_ttft_ms", bench="slower") == 1
     assert re.search(r"median_ttft_ms .*worse \(", capsys.readouterr().out)
+
+
+def test_what_b_lacks_is_exit_code_1(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """A primary measure that only A has leaves no verdict, which must not look well."""
+    assert run(*OFF_ON, bench="mute") == 1
+    assert "MISSING in starts of B: median_audio_ttfp_ms" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
