@@ -349,13 +349,13 @@ class _Layers:
     def settle_requirements(self) -> None:
         """Enable the requirements of enabled patches. A requirement that was switched off by name is an error."""
         for patch in reversed(self._declared.values()):
-            for name in patch.requires if self.asked[patch.name].on else ():
+            for name in (*patch.requires, *patch.brings) if self.asked[patch.name].on else ():
                 required = self.asked[name]
-                if not required.on and required.origin:
+                if not required.on and required.origin and name in patch.requires:
                     why = f"{KEY}.{patch.name} is on and requires {KEY}.{name}, which is off: {required.reason}"
                     remedy = f"switch {name} on ({self._declared[name].env}=1) or {patch.name} off"
                     self.problems.append(ConfigError(f"{why}; {remedy}"))
-                elif not required.on:
+                elif not required.on and not required.origin:
                     self._change(name, on=True, origin=f"required by {patch.name}")
 
 

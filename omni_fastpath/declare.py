@@ -290,6 +290,8 @@ class Patch:
         counters: Its counters. The first is the number of times that it took effect.
         options: The pydantic model of its values. Every field has a default.
         requires: The names of patches without which it must not run, in the processes in which those are installed.
+        brings: The names of patches that are switched on with it unless they are off by name. Without them it serves in
+            part.
         default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
         upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
             server without that option the patch is ``not_applicable``. Empty if there is none.
@@ -306,6 +308,7 @@ class Patch:
     counters: tuple[Counter, ...]
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()
     default_on: bool = True
     upstream_option: str = ""
     metrics: tuple[Metric, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -264,6 +265,14 @@ def test_wrong_values_are_refused() -> None:
     message = refused(environ={"OMNI_FASTPATH_VALVE__ITEMS": "65"})
     assert message.startswith("OMNI_FASTPATH_VALVE__ITEMS (fastpath.valve.items): found ")
     assert "; allowed: an integer at least 1 and at most 64" in message
+
+
+def test_a_patch_that_is_brought_may_be_off() -> None:
+    """It is on with what brings it, and without an error off where its own variable says so."""
+    patches = (PIPE, dataclasses.replace(PUMP, requires=(), brings=("pipe",)))
+    for word, expected in (("", {"pipe", "pump"}), ("0", {"pump"})):
+        environ = {"OMNI_FASTPATH_PUMP": "1", "OMNI_FASTPATH_PIPE": word}
+        assert resolve([], environ, patches).enabled.keys() == expected
 
 
 def test_a_removed_key_is_refused_with_a_sentence() -> None:

@@ -102,7 +102,7 @@ PATCH = Patch(
         Counter("waited_us", "length of these pauses in total, microseconds"),
     ),
     options=DeliveryOptions,
-    requires=("connections",),
+    brings=("connections",),
     formerly={name: f"{name} is part of delivery since 0.4; set delivery{key} instead" for name, key in _FORMERLY.items()},
     rows=(
         Fit(releases=("0.28.0",), seams=_one_by_one("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
