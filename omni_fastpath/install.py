@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from omni_fastpath import statefile
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Pin, Process, Reads, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
@@ -41,7 +41,7 @@ from omni_fastpath.seams import (
     theirs,
     verify,
 )
-from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
+from omni_fastpath.startup import RefusedError
 
 _Written = tuple[Slot, Any, Any]
 """A slot, what was in it, and what was written into it."""
@@ -50,27 +50,6 @@ _lock = threading.RLock()
 _installed: dict[str, list[_Written]] = {}
 _left: dict[str, list[tuple[Slot, Any]]] = {}
 """What an installed patch left in each slot that it has written, or whose function it relies on."""
-
-
-# ---- The seams of the start-up ----
-
-
-def start_seams(process: Process | None) -> tuple[AnySeam, ...]:
-    """The seams that ``startup`` uses in a kind of process. None means all processes."""
-    reader = Wrap(*READER, wrapper="wrapped_reader")
-    plans = Wrap(*PLANS, wrapper="wrapped_plans"), Reads(PLANS[0], PLANS[1].partition(".")[0], ("_config_path",))
-    headless = Wrap(*HEADLESS, wrapper="wrapped_headless")
-    of = {Process.SERVER: (reader, *plans), Process.HEADLESS: (reader, headless), None: (reader, *plans, headless)}
-    return of.get(process, ())
-
-
-def start_problems(process: Process | None, patches: Sequence[Patch] = PATCHES) -> list[str]:
-    """The differences between these seams and the nearest release that was read, by kind and parameters."""
-    found = vllm_omni_release()
-    if found is None or not patches:
-        return []
-    release, _ = patches[0].nearest_first(found.version)[0]
-    return _problems(start_seams(process), release)
 
 
 # ---- The row of a patch on the installed release ----
@@ -114,7 +93,7 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
             seams = row.seams_in(process) if isinstance(row, Fit) else row.seams
-            slots = [verify(seam, release, exact=True) for seam in seams]
+            slots = [verify(seam, release) for seam in seams]
         except SeamMovedError as error:
             moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
         else:
@@ -360,7 +339,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written
-    _left[patch.name] = [(slot, slot.raw()) for slot in found.slots if isinstance(slot.seam, (Wrap, Add, Pin))]
+    _left[patch.name] = [(slot, slot.raw()) for slot in found.slots if not isinstance(slot.raw(), type)]
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), getattr(wrappers, "figures", None)
     return LEDGER.set(patch, State.APPLIED, "")

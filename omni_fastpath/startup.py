@@ -217,7 +217,7 @@ class Startup:
         self._load_hooks()
         handed = resolved.below(self._handed)
         text = json.dumps({"parent": os.getpid(), "resolved": handed.to_json()})
-        moved = install.start_problems(Process(role)) if resolved.enabled else []
+        moved = start_problems() if resolved.enabled else []
         try:
             install.apply(resolved, Process(role), moved=moved)
         finally:
@@ -356,6 +356,21 @@ def _refuse(error: Exception) -> NoReturn:
         os._exit(1)
     logger.error("omni-fastpath: start refused: %s", error)
     raise error
+
+
+def start_problems() -> list[str]:
+    """The functions of the start-up that the installed vLLM-Omni does not have. This imports their modules."""
+    from omni_fastpath.declare import Relies  # noqa: PLC0415
+    from omni_fastpath.seams import SeamMovedError, find  # noqa: PLC0415
+
+    problems = []
+    for slot in (READER, PLANS, HEADLESS):
+        try:
+            if not callable(getattr(find(Relies(*slot)).owner, slot[1].rpartition(".")[2], None)):
+                problems.append(f"{':'.join(slot)} is gone")
+        except SeamMovedError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _role() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, config, install, statefile
+from omni_fastpath import __version__, config, install, startup, statefile
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -155,7 +155,7 @@ def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str
     found = vllm_omni_release()
     # vllm logs to standard output while it is imported, but standard output is for the table or the JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        problems, same_as = {START: install.start_problems(None, patches)}, {}
+        problems, same_as = {START: startup.start_problems()}, {}
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Process, Reads, State
+from omni_fastpath.declare import Fit, Patch, Process, State
 from omni_fastpath.metrics import API_WORKER
 from omni_fastpath.statefile import REFRESH_S
 from omni_fastpath.tools.findings import HERE, SEVERITIES
@@ -308,8 +308,7 @@ def _reliances(patch: Patch) -> tuple[Table, Table]:
     fit = row if isinstance(row, Fit) else patch.fits[-1]
     seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
     for seam in fit.seams:
-        names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
-        seams.add_row(type(seam).__name__.lower(), f"{seam.path}{names}")
+        seams.add_row(type(seam).__name__.lower(), seam.path)
     releases = _table("Releases", "releases", "state", "note")
     for each in patch.rows:
         releases.add_row(", ".join(each.releases), each.state.value, each.remarks)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from types import FunctionType
 from typing import Any
 
-from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Reads, Seam
-from omni_fastpath.seams import SeamMovedError, differences, find, fingerprint, function_in, shape
+from omni_fastpath.declare import Add, AnySeam, Fit, Patch, Seam
+from omni_fastpath.seams import SeamMovedError, find, fingerprint, function_in, verify
 
 
 def nearest(patch: Patch, release: str) -> tuple[str, Fit]:
@@ -23,12 +22,10 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
     """Compare each seam of the patch with the nearest listed release.
 
     Returns:
-        ``patch``. ``beside``: that release. ``seams``: the result of ``describe`` for each seam. If the installed
-        release is not listed, all bodies are compared.
+        ``patch``. ``beside``: that release. ``seams``: the result of ``describe`` for each seam.
     """
     beside, row = nearest(patch, release)
-    exact = patch.listed(release) is None
-    return {"patch": patch.name, "beside": beside, "seams": [describe(seam, beside, exact=exact) for seam in row.seams]}
+    return {"patch": patch.name, "beside": beside, "seams": [describe(seam, beside) for seam in row.seams]}
 
 
 def summary(compared: Mapping[str, Any]) -> list[str]:
@@ -39,26 +36,25 @@ def summary(compared: Mapping[str, Any]) -> list[str]:
     return [f"{fitting} of {len(seams)} seams are as on {compared['beside']}", *changed]
 
 
-def describe(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
-    """The installed object of a seam, and its differences from a release.
+def describe(seam: AnySeam, release: str) -> dict[str, Any]:
+    """The installed object of a seam, and its difference from a release.
 
     Returns:
-        ``seam``: its path. ``use``: its class. ``place``: file and line. ``shape`` and ``fingerprint``: of the
-        installed function, or None if it is not one. ``changes``: the differences in words.
+        ``seam``: its path. ``use``: its class. ``place``: file and line. ``fingerprint``: of the installed object, or
+        None if it is absent. ``changes``: the differences in words.
     """
-    use = type(seam).__name__.lower()
-    found: dict[str, Any] = {"seam": seam.path, "use": use, "place": None, "shape": None, "fingerprint": None}
+    found: dict[str, Any] = {"seam": seam.path, "use": type(seam).__name__.lower(), "place": None, "fingerprint": None}
     try:
         slot = find(seam)
-        if not isinstance(seam, Function):
-            found |= {"place": _place(seam, slot.raw() if isinstance(seam, Reads) else slot.owner)}
-        elif isinstance(function := function_in(slot.raw()), FunctionType):
-            found |= {"place": _place(seam, function), "shape": shape(slot.raw()), "fingerprint": fingerprint(function)}
-        return {**found, "changes": list(differences(seam, slot, release, exact=exact))}
+        it = slot.owner if isinstance(seam, Add) else function_in(slot.raw())
+        if callable(it):
+            found |= {"place": _place(seam, it), "fingerprint": None if it is slot.owner else fingerprint(it)}
+        verify(seam, release)
     except SeamMovedError as error:
         return {**found, "changes": [str(error).removeprefix(f"{seam.path}: ")]}
     except Exception as error:  # importing an upstream module may raise anything
         return {**found, "changes": [f"it cannot be verified: {error!r}"]}
+    return {**found, "changes": []}
 
 
 def _place(seam: Seam, it: Any) -> str:
