@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -28,6 +27,7 @@ from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.process_role import RefusedError
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import (
     MARK,
@@ -41,7 +41,6 @@ from omni_fastpath.seams import (
     theirs,
     verify,
 )
-from omni_fastpath.startup import RefusedError
 
 _Written = tuple[Slot, Any, Any]
 """A slot, what was in it, and what was written into it."""
@@ -181,9 +180,7 @@ def import_wrappers(patch: Patch) -> ModuleType:
 # ---- A configuration ----
 
 
-def apply(
-    resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES, *, moved: Sequence[str] = ()
-) -> None:
+def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES) -> None:
     """Install the enabled patches that are not installed yet, and log the result.
 
     An installed patch does not change. If ``resolved`` differs from it, a warning is logged.
@@ -192,8 +189,6 @@ def apply(
         resolved: The configuration.
         process: The kind of this process.
         patches: The declarations.
-        moved: The result of ``start_problems``. If it is not empty, nothing is installed, and every enabled patch is
-            unsupported.
 
     Raises:
         RefusedError: An enabled patch is unsupported or failed, and ``on_unsupported`` is ``fail``. The patches that
@@ -202,10 +197,8 @@ def apply(
     with _lock:
         before = set(_installed)
         try:
-            if moved:
-                warn_once(f"no patch is installed, because a seam of the start-up has changed: {'; '.join(moved)}")
             for patch in patches:
-                _apply_one(resolved, patch, process, moved)
+                _apply_one(resolved, patch, process)
             if resolved.on_unsupported == "fail":
                 _refuse_trouble(resolved, process, patches)
         except BaseException:
@@ -230,7 +223,7 @@ def _outcome(patches: Sequence[Patch]) -> Iterator[str]:
             yield f"{title}: {'; '.join(', '.join(names) + words for words, names in by_words.items())}"
 
 
-def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequence[str]) -> None:
+def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
     entry, options = LEDGER.entry(patch), resolved.enabled.get(patch.name)
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
@@ -238,10 +231,6 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     entry.options = options or patch.options()
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
-    elif moved:
-        LEDGER.set(
-            patch, State.UNSUPPORTED, f"a seam of the start-up has changed: {'; '.join(moved)}", level=logging.DEBUG
-        )
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(
@@ -276,7 +265,7 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
         elif problems := _problems_in_stages(resolved, patch, process):
             trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(problems)}")
     if trouble:
-        raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
+        raise RefusedError(f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
 
 
 def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> list[str]:

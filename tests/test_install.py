@@ -18,8 +18,8 @@ from omni_fastpath import statefile
 from omni_fastpath.declare import AnySeam, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
+from omni_fastpath.process_role import RefusedError
 from omni_fastpath.seams import fingerprint
-from omni_fastpath.startup import RefusedError
 from tests.fakes.upstream import (
     ADDED,
     CHECK,

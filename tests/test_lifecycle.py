@@ -114,7 +114,7 @@ def test_all_patches_together_and_off_again() -> None:
     from omni_fastpath.install import apply, uninstall
     from omni_fastpath.ledger import LEDGER
 
-    own, on = slots(), resolve([], {patch.env: "1" for patch in PATCHES}, PATCHES)
+    own, on = slots(), resolve(None, {patch.env: "1" for patch in PATCHES}, PATCHES)
     of_server = [patch for patch in PATCHES if Process.SERVER in patch.processes]
     assert ours_anywhere() == set()
     for _ in range(2):
