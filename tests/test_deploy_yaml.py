@@ -21,7 +21,7 @@ def write(path: Path, content: str) -> Path:
 
 @pytest.mark.upstream
 def test_the_first_block_along_the_chain_counts_as_upstream_has_it(tmp_path: Path) -> None:
-    """``base_config`` is absolute or relative to its file. The block of the file nearest to the top replaces the others."""
+    """``base_config`` is absolute or relative to its file. The first block from the top replaces the others."""
     from vllm_omni.config.stage_config import resolve_deploy_yaml
 
     write(tmp_path / "base" / "a.yaml", "fastpath: {save_queue_cap: true}\n")

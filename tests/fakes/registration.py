@@ -146,7 +146,10 @@ def engine(file: Path | None, stages: Sequence[Any] = ()) -> Any:
 def headless(file: Path | None) -> Any:
     """What a headless server calls before it spawns its stages."""
     sys.argv.append("--headless")
-    return getattr(importlib.import_module(START[0]), START[1])("model", file and str(file))
+    try:
+        return getattr(importlib.import_module(START[0]), START[1])("model", file and str(file))
+    finally:
+        sys.argv.remove("--headless")
 
 
 STAGE = "StageEngineCoreProc_stage0_replica0"
