@@ -1,4 +1,4 @@
-"""The configuration: the ``fastpath:`` blocks of a deploy YAML and its bases, overridden by environment variables.
+"""The configuration: the ``fastpath:`` block of a deploy YAML, overridden by environment variables.
 
 The environment overrides the YAML, so that settings can be compared without changing a file. Its booleans are
 ``1 true on yes`` and ``0 false off no``, in any case. Any other word is refused. An empty variable counts as unset.
@@ -14,10 +14,9 @@ The environment overrides the YAML, so that settings can be compared without cha
 ``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``, ``OMNI_FASTPATH_ON_UNLISTED=same_code`` or ``unsupported``
     As the keys ``fastpath.on_unsupported`` and ``fastpath.on_unlisted``.
 
-If a deploy YAML overlays another, upstream replaces a top-level block as a whole (``resolve_deploy_yaml`` in
-``vllm_omni/config/stage_config.py``). Therefore this module reads the ``base_config`` chain and merges the blocks key
-by key. Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a misspelt
-``OMNI_FASTPATH``. Neither refuses the start. A ``fastpath`` key below the top level does.
+If a deploy YAML overlays another, its block replaces that of its base, as every top-level block (upstream's
+``resolve_deploy_yaml``). Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a
+misspelt ``OMNI_FASTPATH``. Neither refuses the start. A ``fastpath`` key below the top level does.
 
 A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
 is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
@@ -36,7 +35,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args
 
-from omegaconf import OmegaConf
 from pydantic import ByteSize
 
 from omni_fastpath.declare import Options, Patch
@@ -47,6 +45,7 @@ from omni_fastpath.process_role import (
     NAMESPACE,
     ON_UNLISTED,
     ON_UNSUPPORTED,
+    RefusedError,
     boolean,
     master_off,
     own_variables,
@@ -76,12 +75,8 @@ _VARIABLE_RATIO = 0.85
 # Refusals
 
 
-class ConfigError(ValueError):
+class ConfigError(RefusedError):
     """An invalid configuration. The message has one line per invalid key: place, value found, values allowed."""
-
-
-class UnreadableError(ConfigError):
-    """A deploy YAML that this module cannot read. If upstream could read it, that is an internal error."""
 
 
 def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None) -> ConfigError:
@@ -190,24 +185,26 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     return str(unknown(name, name, known, found="an unknown variable"))
 
 
-# Merging blocks and variables
+# A block and variables
 
 
 @dataclass(frozen=True)
 class Block:
-    """The ``fastpath`` block of one file of a ``base_config`` chain.
+    """The ``fastpath`` block of a deploy YAML.
 
     Attributes:
         path: The file.
         value: The value of its ``fastpath`` key, or ``ABSENT``.
-        misspelt: Top-level keys of the file that are misspellings of ``fastpath``. They are ignored.
-        misplaced: Where the file has the key below its top level, for example ``stages[0].fastpath``. It is refused.
+        misspelt: Top-level keys that are misspellings of ``fastpath``. They are ignored.
+        misplaced: Where the key is below the top level, for example ``stages[0].fastpath``. It is refused.
+        files: The file and those on which it builds, if this module has read them.
     """
 
     path: Path
     value: Any
     misspelt: tuple[str, ...] = ()
     misplaced: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
     def place(self, *keys: object) -> str:
         """The name of a key of this block in messages, on one line."""
@@ -217,7 +214,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The settings of one patch so far. Its values are kept when it is switched off, for a later ``true``.
+    """The settings of one patch so far. Its values are kept when it is off, for a variable that switches it on.
 
     Attributes:
         on: Whether it is on.
@@ -228,12 +225,12 @@ class _Asked:
 
     on: bool = False
     origin: str = ""
-    reason: str = ""
+    reason: str = "not asked for"
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Layers:
-    """The settings of the files, the base first, and of the environment.
+class _Settings:
+    """The settings of a block and of the environment.
 
     Attributes:
         asked: The settings of every patch, by name.
@@ -244,42 +241,31 @@ class _Layers:
     def __init__(self, patches: Sequence[Patch]) -> None:
         self._declared = {patch.name: patch for patch in patches}
         self.problems: list[ConfigError] = []
-        self._clear("not asked for")
-
-    def _clear(self, reason: str) -> None:
-        self._given = False
         self.rules: dict[str, Any] = {}
-        self.asked = dict.fromkeys(self._declared, _Asked(reason=reason))
+        self.asked = dict.fromkeys(self._declared, _Asked())
 
     def _change(self, name: str, **changes: Any) -> None:
         self.asked[name] = dataclasses.replace(self.asked[name], **changes)
 
     def _default_set(self, by: str) -> None:
-        self._given = True
         for name, patch in self._declared.items():
             origin = f"default set ({by})" if patch.default_on else ""
             self._change(name, on=patch.default_on, origin=origin, reason=f"not in the default set ({by})")
 
     def add_block(self, block: Block) -> None:
-        """Apply the next file.
-
-        Without the key nothing changes. Off discards all earlier settings. ``true`` keeps them, or means the default
-        set if there are none. A mapping changes only the keys that it names.
-        """
+        """Apply the deploy YAML's block: off, the default set, or the listed patches."""
         value = block.value
         for place in block.misplaced:
             self.problems.append(ConfigError(f"{place} in {block.path}: {KEY} must be a top-level key of the file"))
-        if value is None or value is False or value == {}:
-            self._clear(f"{block.place()} is {json.dumps(value)}")
-        elif value is True and not self._given:
+        if value is True:
             self._default_set(f"{KEY}: true in {block.path}")
-        elif isinstance(value, dict):
-            if not self._given:
-                self._clear(f"not listed under {block.place()}")
-            self._given = True
-            for key, wanted in value.items():
+        elif value is None or value is False or isinstance(value, dict):
+            why = f"not listed under {block.place()}" if value else f"{block.place()} is {json.dumps(value)}"
+            for name in self._declared:
+                self._change(name, reason=why)
+            for key, wanted in value.items() if value else ():
                 self._add_key(block, key, wanted)
-        elif value is not True and value is not ABSENT:
+        elif value is not ABSENT:
             self._refuse(block.place(), value, "true, false or a mapping of patches")
 
     def _add_key(self, block: Block, key: Any, wanted: object) -> None:
@@ -301,7 +287,7 @@ class _Layers:
             self._refuse(origin, wanted, f"true, false or a mapping of {keys}" if keys else "true or false")
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """Apply the environment, after all files."""
+        """Apply the environment, after the block."""
         if self._switch(MASTER, environ) and not any(asked.on for asked in self.asked.values()):
             self._default_set(f"{MASTER}={environ[MASTER]}")
         for name, patch in self._declared.items():
@@ -385,16 +371,6 @@ class Resolved:
     source: str | None = None
     unknown: tuple[str, ...] = ()
 
-    def below(self, first: Resolved | None) -> Resolved:
-        """The configuration for the stages of a later engine.
-
-        As in this process, the patches of the first engine stay on, with their values.
-        """
-        if first is None:
-            return self
-        enabled = {**self.enabled, **first.enabled}
-        return dataclasses.replace(self, enabled=enabled, on_unlisted=first.on_unlisted)
-
     def to_json(self) -> str:
         """JSON, for ``from_json`` in a process with the same declarations."""
         enabled = {name: options.model_dump(mode="json") for name, options in self.enabled.items()}
@@ -409,12 +385,12 @@ class Resolved:
         return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
 
 
-def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
-    """Merge the blocks of a chain and the environment.
+def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
+    """The settings of a block and the environment.
 
     Args:
-        blocks: The blocks, the base first. Empty without a deploy YAML.
-        environ: The environment, which overrides the blocks.
+        block: The block. None without a deploy YAML.
+        environ: The environment, which overrides the block.
         patches: The declarations. A patch follows those that it requires.
 
     Raises:
@@ -422,16 +398,16 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
             whose requirement was switched off by name.
     """
     environ = {name: text for name, text in environ.items() if text.strip()}
-    source = str(blocks[-1].path) if blocks else None
+    source = None if block is None else str(block.path)
     if master_off(environ):
         why = dict.fromkeys((patch.name for patch in patches), f"{MASTER}={environ[MASTER]}")
         return Resolved({}, off=why, origins=why, source=source)
-    layers = _Layers(patches)
-    for block in blocks:
-        layers.add_block(block)
-    layers.add_environment(environ)
-    layers.settle_requirements()
-    on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
+    settings = _Settings(patches)
+    if block is not None:
+        settings.add_block(block)
+    settings.add_environment(environ)
+    settings.settle_requirements()
+    on = {name: asked.values for name, asked in settings.asked.items() if asked.on}
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
     known = variables(patches)
     removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
@@ -441,91 +417,82 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
         if name not in known:
             words = removed.get(name) or removed.get(name.partition("__")[0])
             unknown_variables.append(f"{name}: {words}" if words else _unknown(name, known))
-    lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
+    lines = [*(str(problem) for problem in settings.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
     nearly = [_unknown(name, known) for name in environ if is_beside(name)]
-    for block in blocks:
-        nearly += [
-            f"{block.path}: the top-level key {key!r} is ignored; did you mean {KEY!r}?" for key in block.misspelt
-        ]
+    if block is not None:
+        words = "the top-level key {!r} is ignored; did you mean {!r}?"
+        nearly += [f"{block.path}: {words.format(key, KEY)}" for key in block.misspelt]
     return Resolved(
         enabled=enabled,
-        off={name: asked.reason for name, asked in layers.asked.items() if not asked.on},
-        origins={name: asked.origin for name, asked in layers.asked.items()},
-        **layers.rules,
+        off={name: asked.reason for name, asked in settings.asked.items() if not asked.on},
+        origins={name: asked.origin for name, asked in settings.asked.items()},
+        **settings.rules,
         source=source,
         unknown=(*unknown_variables, *nearly),
     )
 
 
-# The files
+# The file
 
 
 def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
     """``resolve`` for a deploy YAML, which is not opened under ``OMNI_FASTPATH=0``.
 
     Raises:
-        ConfigError: As ``read_blocks`` and ``resolve``.
+        ConfigError: As ``read`` and ``resolve``.
     """
-    blocks = [] if path is None or master_off(environ) else read_blocks(path)
-    return resolve(blocks, environ, patches)
+    return resolve(None if path is None or master_off(environ) else read(path), environ, patches)
 
 
-def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]:
-    """The blocks of a deploy YAML.
+def read(path: str | Path) -> Block:
+    """The block of a deploy YAML as upstream would read it: that of the first file along ``base_config`` with the key.
 
-    Args:
-        path: The file.
-        deploy: Upstream's result for it and its bases, or None if unknown. It has the keys of all of them, so without a
-            ``fastpath`` key no file is opened a second time.
+    A server has upstream's own result instead (``block_of``).
 
     Raises:
-        UnreadableError: As ``read_blocks``, if there is a ``fastpath`` key or ``deploy`` is None.
+        ConfigError: A file cannot be read, or the chain has a cycle.
     """
-    return read_blocks(path) if deploy is None or any(_places(deploy)) else [_block(Path(path), deploy)]
-
-
-def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` blocks of a deploy YAML and its bases, the base first.
-
-    ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
-
-    Raises:
-        UnreadableError: A file cannot be read, or the chain has a cycle.
-    """
-    files: list[tuple[Path, Mapping[Any, Any]]] = []
+    found: dict[Path, Block] = {}
     current: Path | None = Path(path)
     while current is not None:
         data = _load(current)  # first, because the path of a readable file can be resolved
-        if current.resolve() in {file.resolve() for file, _ in files}:
-            chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
-            raise UnreadableError(f"base_config in {files[-1][0]}: the chain returns to a file: {chain}")
-        files.append((current, data))
+        if current.resolve() in (each.resolve() for each in found):
+            raise ConfigError(f"{path}: the chain of base_config returns to {current}")
+        found[current] = block_of(current, data)
         base = data.get("base_config")
         if not isinstance(base, str | None):
-            wrong = refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
-            raise UnreadableError(str(wrong))
+            raise refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
         current = None if base is None else current.parent / base
-    return [_block(file, data) for file, data in reversed(files)]
+    blocks = list(found.values())
+    return Block(
+        Path(path),
+        next((each.value for each in blocks if each.value is not ABSENT), ABSENT),
+        tuple(key for each in blocks for key in each.misspelt),
+        tuple(place for each in blocks for place in each.misplaced),
+        tuple(found),
+    )
 
 
 def _load(path: Path) -> Mapping[Any, Any]:
+    from omegaconf import OmegaConf  # noqa: PLC0415 - a server has upstream's result
+
     try:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except Exception as error:  # OmegaConf has its own exceptions
-        raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
+        raise ConfigError(f"{path}: cannot be read as a deploy YAML: {error}") from error
     if not isinstance(data, dict):
-        wrong = refusal(str(path), found=short_repr(data), allowed="a mapping at the top level of a deploy YAML")
-        raise UnreadableError(str(wrong))
+        raise refusal(str(path), found=short_repr(data), allowed="a mapping at the top level of a deploy YAML")
     return data
 
 
-def _block(path: Path, data: Mapping[Any, Any]) -> Block:
+def block_of(path: str | Path, data: Mapping[Any, Any]) -> Block:
+    """The block of a deploy YAML's content."""
     words = (key for key in data if isinstance(key, str))
     alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
     misplaced = tuple(place for place in _places(data) if place != KEY)
-    return Block(path, data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY), misplaced)
+    return Block(Path(path), data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY), misplaced)
 
 
 def _places(data: Any, at: str = "") -> Iterator[str]:

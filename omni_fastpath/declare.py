@@ -2,7 +2,7 @@
 
 Declarations are imported in processes that never use them, so neither this module nor a patch's ``__init__`` imports
 torch, vllm or wrapt. A patch's functions are named by strings and imported when it is installed. Each way to use an
-upstream name has its own class, so that a declaration cannot combine fields that do not belong together.
+upstream name has its own class.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class Process(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Seam:
-    """An upstream name on which a patch relies: a ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` or ``Reads``.
+    """An upstream name on which a patch relies: a ``Wrap``, ``Replace`` or ``Add``, which is written, or a ``Relies``.
 
-    Every upstream function that a patch calls is declared as a seam, as is every attribute that it reads and that a
-    class declares. A patch's docstring names all other attributes that it reads, under Fragility.
+    ``omni_fastpath/functions`` records the fingerprint of each but an ``Add`` on every release that was read. The patch
+    is installed only where they match. Every upstream function that a patch calls is declared, as is every class whose
+    attributes it reads. A patch's docstring names the attributes that no class declares, under Fragility.
 
     Attributes:
         module: The module, for example ``vllm_omni.engine.stage_pool``.
@@ -76,23 +77,8 @@ class Seam:
 
 
 @dataclass(frozen=True)
-class Function(Seam):
-    """An upstream function. It is verified before the patch is installed.
-
-    ``omni_fastpath/functions`` records its kind, parameters and fingerprint on every release that was read. On such a
-    release kind and parameters must match. On any other release the fingerprint must match too
-    (``omni_fastpath.install``).
-
-    Attributes:
-        pinned: Whether the patch relies on the body or replaces it. Then the fingerprint must match on every release.
-    """
-
-    pinned: bool = field(default=False, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Wrap(Function):
-    """Wrap the function with wrapt. The wrapper calls it.
+class Wrap(Seam):
+    """Wrap a function with wrapt. The wrapper calls it.
 
     Attributes:
         wrapper: The wrapper's name in the patch's wrappers module.
@@ -103,35 +89,10 @@ class Wrap(Function):
 
 @dataclass(frozen=True)
 class Replace(Wrap):
-    """Replace the body. The function itself is called only when the patch steps aside.
+    """Replace a function's body. The function itself is called only when the patch steps aside.
 
     Therefore the patch is not installed over another package's wrapper, which it would bypass.
     """
-
-    pinned: bool = field(default=True, init=False)
-
-
-@dataclass(frozen=True)
-class Call(Function):
-    """Call the function, so it must exist and have the same parameters. Nothing is written."""
-
-
-@dataclass(frozen=True)
-class Pin(Function):
-    """Rely on the function's body. Nothing is written."""
-
-    pinned: bool = field(default=True, init=False)
-
-
-@dataclass(frozen=True)
-class Reads(Seam):
-    """Read attributes of a class's instances. The class must declare each of them or assign it to ``self``.
-
-    Attributes:
-        names: The attributes.
-    """
-
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -145,7 +106,15 @@ class Add(Seam):
     function: str = field(kw_only=True)
 
 
-AnySeam = Wrap | Replace | Add | Call | Pin | Reads
+@dataclass(frozen=True)
+class Relies(Seam):
+    """Rely on the body of a function, or on the attributes that a class declares. Nothing is written.
+
+    Another package's wrapper around the function would change it, so the patch is not installed.
+    """
+
+
+AnySeam = Wrap | Replace | Add | Relies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Pin, Process, Reads, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.process_role import RefusedError
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import (
     MARK,
@@ -40,7 +40,6 @@ from omni_fastpath.seams import (
     theirs,
     verify,
 )
-from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
 _Written = tuple[Slot, Any, Any]
 """A slot, what was in it, and what was written into it."""
@@ -49,27 +48,6 @@ _lock = threading.RLock()
 _installed: dict[str, list[_Written]] = {}
 _left: dict[str, list[tuple[Slot, Any]]] = {}
 """What an installed patch left in each slot that it has written, or whose function it relies on."""
-
-
-# ---- The seams of the start-up ----
-
-
-def start_seams(process: Process | None) -> tuple[AnySeam, ...]:
-    """The seams that ``startup`` uses in a kind of process. None means all processes."""
-    reader = Wrap(*READER, wrapper="wrapped_reader")
-    plans = Wrap(*PLANS, wrapper="wrapped_plans"), Reads(PLANS[0], PLANS[1].partition(".")[0], ("_config_path",))
-    headless = Wrap(*HEADLESS, wrapper="wrapped_headless")
-    of = {Process.SERVER: (reader, *plans), Process.HEADLESS: (reader, headless), None: (reader, *plans, headless)}
-    return of.get(process, ())
-
-
-def start_problems(process: Process | None, patches: Sequence[Patch] = PATCHES) -> list[str]:
-    """The differences between these seams and the nearest release that was read, by kind and parameters."""
-    found = vllm_omni_release()
-    if found is None or not patches:
-        return []
-    release, _ = patches[0].nearest_first(found.version)[0]
-    return _problems(start_seams(process), release)
 
 
 # ---- The row of a patch on the installed release ----
@@ -113,7 +91,7 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
             seams = row.seams_in(process) if isinstance(row, Fit) else row.seams
-            slots = [verify(seam, release, exact=True) for seam in seams]
+            slots = [verify(seam, release) for seam in seams]
         except SeamMovedError as error:
             moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
         else:
@@ -201,9 +179,7 @@ def import_wrappers(patch: Patch) -> ModuleType:
 # ---- A configuration ----
 
 
-def apply(
-    resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES, *, moved: Sequence[str] = ()
-) -> None:
+def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES) -> None:
     """Install the enabled patches that are not installed yet, and log the result.
 
     An installed patch does not change. If ``resolved`` differs from it, a warning is logged.
@@ -212,8 +188,6 @@ def apply(
         resolved: The configuration.
         process: The kind of this process.
         patches: The declarations.
-        moved: The result of ``start_problems``. If it is not empty, nothing is installed, and every enabled patch is
-            unsupported.
 
     Raises:
         RefusedError: An enabled patch is unsupported or failed, and ``on_unsupported`` is ``fail``. The patches that
@@ -222,10 +196,8 @@ def apply(
     with _lock:
         before = set(_installed)
         try:
-            if moved:
-                warn_once(f"no patch is installed, because a seam of the start-up has changed: {'; '.join(moved)}")
             for patch in patches:
-                _apply_one(resolved, patch, process, moved)
+                _apply_one(resolved, patch, process)
             if resolved.on_unsupported == "fail":
                 _refuse_trouble(resolved, process, patches)
         except BaseException:
@@ -250,7 +222,7 @@ def _outcome(patches: Sequence[Patch]) -> Iterator[str]:
             yield f"{title}: {'; '.join(', '.join(names) + words for words, names in by_words.items())}"
 
 
-def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequence[str]) -> None:
+def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
     entry, options = LEDGER.entry(patch), resolved.enabled.get(patch.name)
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
@@ -258,10 +230,6 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     entry.options = options or patch.options()
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
-    elif moved:
-        LEDGER.set(
-            patch, State.UNSUPPORTED, f"a seam of the start-up has changed: {'; '.join(moved)}", level=logging.DEBUG
-        )
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(
@@ -296,7 +264,7 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
         elif problems := _problems_in_stages(resolved, patch, process):
             trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(problems)}")
     if trouble:
-        raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
+        raise RefusedError(f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
 
 
 def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> list[str]:
@@ -359,7 +327,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written
-    _left[patch.name] = [(slot, slot.raw()) for slot in found.slots if isinstance(slot.seam, (Wrap, Add, Pin))]
+    _left[patch.name] = [(slot, slot.raw()) for slot in found.slots if not isinstance(slot.raw(), type)]
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), getattr(wrappers, "figures", None)
     return LEDGER.set(patch, State.APPLIED, "")

@@ -34,6 +34,13 @@ _ENGINE = re.compile(r"StageEngineCoreProc_stage\d|EngineCore(_DP\d+)?$")
 _WORKER = re.compile(r"StageDiffusionProc$|VllmWorker-\d+$|DiffusionWorker-\d+$")
 
 
+class RefusedError(Exception):
+    """Refuses a start: a setting is invalid, or a requested patch cannot serve under ``on_unsupported: fail``.
+
+    The message names each setting, or each patch with the reason.
+    """
+
+
 def spawned_as() -> Literal["stage", "worker"] | None:
     """The kind of a process that vLLM or vLLM-Omni spawned, from its name. None for any other process.
 

@@ -13,16 +13,15 @@ import functools
 import hashlib
 import importlib
 import inspect
-import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from omni_fastpath.declare import Add, Function, Pin, Reads, Replace, Seam
+from omni_fastpath.declare import Add, AnySeam, Relies, Replace, Seam
 
 FUNCTIONS = Path(__file__).parent / "functions"
 """One file per release that was read, written by ``scripts/functions.py``."""
@@ -112,92 +111,36 @@ def _is_at_home(slot: Slot) -> bool:
 
 @functools.cache
 def recorded(release: str) -> Mapping[str, Sequence[str]]:
-    """The functions of a release that was read, by path: ``kind(parameters)``, then fingerprints.
+    """The fingerprints of a release that was read, by path.
 
-    A function of vLLM or vLLM-Omni has one fingerprint. A function of a library has one for each version that was read.
+    A function of vLLM or vLLM-Omni has one. A function of a library has one for each version that was read.
     """
     files = (FUNCTIONS / "libraries.json", FUNCTIONS / f"{release}.json")
     return {path: found for file in files for path, found in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
-def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
-    """Check that a seam is as on a release that was read. The arguments are those of ``differences``.
+def verify(seam: AnySeam, release: str) -> Slot:
+    """Check that a seam is as on a release that was read.
 
     Raises:
         SeamMovedError: It differs. The message says what was found and what was expected.
     """
     slot = find(seam)
-    for difference in differences(seam, slot, release, exact=exact):
+    raw, expected = slot.raw(), recorded(release).get(seam.path, ["not read there"])
+    difference = ""
+    if isinstance(seam, Add):
+        difference = f"{slot.owner!r} already has it" if hasattr(slot.owner, slot.name) else ""
+    elif raw is _ABSENT:
+        difference = f"{slot.owner!r} itself has no {slot.name!r}"
+    elif isinstance(seam, (Replace, Relies)) and not _is_plain_or_ours(raw):
+        who = package(theirs(raw))
+        difference = f"{who} wraps it, and the patch would bypass that; switch off this patch, or {who}'s wrapper"
+    elif (found := fingerprint(function_in(raw))) not in expected:
+        what = "its attributes have" if isinstance(raw, type) else "its body has"
+        difference = f"{what} changed: fingerprint {found}, expected {' or '.join(expected)}"
+    if difference:
         raise SeamMovedError(f"{seam.path}: {difference}")
     return slot
-
-
-def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) -> Iterator[str]:
-    """The differences between the object in the slot and a release that was read.
-
-    Args:
-        seam: The seam.
-        slot: Its slot.
-        release: The release that was read.
-        exact: Whether the bodies of all functions of vLLM and vLLM-Omni must match, and not only pinned ones.
-
-    Raises:
-        SeamMovedError: As ``fingerprint``.
-    """
-    raw = slot.raw()
-    if isinstance(seam, Add):
-        if hasattr(slot.owner, slot.name):
-            yield f"{slot.owner!r} already has it"
-        return
-    if raw is _ABSENT:
-        yield f"{slot.owner!r} itself has no {slot.name!r}"
-    elif isinstance(seam, Reads):
-        if lacking := _lacking(raw, seam.names):
-            yield f"the class does not declare {', '.join(lacking)}"
-    elif isinstance(seam, Function):
-        expected, *bodies = recorded(release).get(seam.path, ("not read there",))
-        if (found := shape(raw)) != expected:
-            yield f"is {found}, expected {expected}"
-            return
-        if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-            who = package(theirs(raw))
-            yield f"{who} wraps it, and the patch would bypass that; switch off this patch, or {who}'s wrapper"
-        matters = seam.pinned or (exact and seam.module.partition(".")[0] in UPSTREAM)
-        if matters and (body := fingerprint(function_in(raw))) not in bodies:
-            yield f"its body has changed: fingerprint {body}, expected {' or '.join(bodies)}"
-
-
-def shape(raw: Any) -> str:
-    """The kind of an object in a slot and, if it is a function, the names of its parameters.
-
-    A wrapper, for example of another patch on the same slot, counts as the function that it wraps.
-    """
-    function = function_in(raw)
-    if not isinstance(function, FunctionType):
-        return type(raw).__name__
-    kind = next((each.__name__ for each in (classmethod, staticmethod) if isinstance(raw, each)), "function")
-    return f"{kind}({', '.join(inspect.signature(function).parameters)})"
-
-
-def _lacking(owner: type, names: Sequence[str]) -> list[str]:
-    """The names that neither the class nor a base declares, also as a field, and that none of its methods assigns."""
-    annotated = itertools.chain.from_iterable(vars(each).get("__annotations__", ()) for each in owner.__mro__)
-    left = set(names).difference(dir(owner), annotated)
-    for function in (function_in(each) for base in owner.__mro__ for each in vars(base).values()):
-        if isinstance(function, FunctionType) and left.intersection(function.__code__.co_names):
-            left -= _assigned(function)
-    return [name for name in names if name in left]
-
-
-def _assigned(method: FunctionType) -> set[str]:
-    """The attributes of its first argument that a method assigns. None are found if its source cannot be read."""
-    try:
-        tree = ast.parse(_source(method))
-    except (OSError, TypeError, SyntaxError):
-        return set()
-    of = method.__code__.co_varnames[:1]
-    stored = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
-    return {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id in of}
 
 
 def function_in(raw: Any) -> Any:
@@ -228,11 +171,11 @@ def fits(raw: Any) -> Callable[[Any, Any, Any], bool]:
 
 
 def _is_plain_or_ours(raw: Any) -> bool:
-    """Whether all wrappers around upstream's function are this package's."""
+    """Whether all wrappers around upstream's function are this package's. A class has none."""
     raw = theirs(raw)
     # isinstance would report the wrapped function's type for another package's wrapt wrapper.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
-    return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
+    return isinstance(raw, type) or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__"))
 
 
 def theirs(raw: Any, ours: Any = None) -> Any:
@@ -272,25 +215,49 @@ def is_ours(raw: Any) -> bool:
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def fingerprint(function: Any) -> str:
-    """A short hash of a function's source, decorators included. Comments, docstrings and layout do not change it.
+@functools.cache
+def fingerprint(it: Any) -> str:
+    """A short hash of a function's source, decorators included, or of the attributes that a class declares.
 
-    It is the same on every supported Python, because it is made from the syntax tree without empty fields. Python
-    releases differ in which of those a tree has.
+    Comments, docstrings and layout do not change it. It is the same on every supported Python, because it is made from
+    the syntax tree without empty fields. Python releases differ in which of those a tree has. A class counts with its
+    bases in upstream, by fields, properties, class attributes and what methods assign to ``self``.
 
     Raises:
         SeamMovedError: The source cannot be read.
     """
     try:
-        tree = ast.parse(_source(function))
+        meaning = _attributes(it) if isinstance(it, type) else _meaning(_parsed(it))
     except (OSError, TypeError, SyntaxError) as error:
-        raise SeamMovedError(f"{function!r}: its source cannot be read ({error})") from error
-    return hashlib.sha256(ascii(_meaning(tree)).encode()).hexdigest()[:16]
+        raise SeamMovedError(f"{it!r}: its source cannot be read ({error})") from error
+    return hashlib.sha256(ascii(meaning).encode()).hexdigest()[:16]
 
 
-def _source(function: Any) -> str:
-    source = inspect.getsource(function)
-    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is indented
+def _parsed(it: Any) -> ast.Module:
+    source = inspect.getsource(it)
+    return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)  # a method is indented
+
+
+def _attributes(owner: type) -> list[str]:
+    found: set[str] = set()
+    for each in owner.__mro__:
+        if each is owner or each.__module__.partition(".")[0] in UPSTREAM:
+            nodes = list(ast.walk(_parsed(each)))
+            body = next(node.body for node in nodes if isinstance(node, ast.ClassDef))
+            found.update(name for node in body for name in _declared(node))
+            stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+            found.update(node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self")
+    return sorted(found)
+
+
+def _declared(node: ast.stmt) -> list[str]:
+    """The attributes that a statement of a class declares. Plain methods are none."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [node.name] if node.decorator_list else []
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return []
+    names = (each for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+    return [each.id for each in names]
 
 
 def _meaning(node: Any) -> Any:

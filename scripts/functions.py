@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes ``omni_fastpath/functions/RELEASE.json``: every function that a declaration names, as it is installed here.
+"""Writes ``omni_fastpath/functions/RELEASE.json``: the fingerprint of all that declarations name, as installed here.
 
     PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/functions.py
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omni_fastpath.declare import Function
-from omni_fastpath.install import row_here, start_seams
+from omni_fastpath.declare import Add
+from omni_fastpath.install import row_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import FUNCTIONS, UPSTREAM, find, fingerprint, function_in, shape
+from omni_fastpath.seams import FUNCTIONS, UPSTREAM, find, fingerprint, function_in
 
 
 def written(file: Path, functions: dict[str, list[str]]) -> None:
-    """Write a file, a line for each function."""
+    """Write a file, a line for each function or class."""
     lines = (f"  {json.dumps(path)}: {json.dumps(functions[path])}" for path in sorted(functions))
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
@@ -32,17 +32,15 @@ def main() -> None:
     if here is None:
         raise SystemExit("vllm-omni is not installed")
     rows = (row_here(patch) for patch in PATCHES)
-    seams = [*start_seams(None), *(seam for row in rows if row is not None for seam in row.seams)]
     libraries = FUNCTIONS / "libraries.json"
     found: dict[str, list[str]] = {}
     others: dict[str, list[str]] = json.loads(libraries.read_text(encoding="utf-8")) if libraries.exists() else {}
-    for seam in (each for each in seams if isinstance(each, Function)):
-        raw = find(seam).raw()
-        kind, body = shape(raw), fingerprint(function_in(raw))
+    for seam in (seam for row in rows if row is not None for seam in row.seams if not isinstance(seam, Add)):
+        body = fingerprint(function_in(find(seam).raw()))
         if seam.module.partition(".")[0] in UPSTREAM:
-            found[seam.path] = [kind, body]
+            found[seam.path] = [body]
         else:
-            others[seam.path] = [kind, *sorted({body, *others.get(seam.path, [])[1:]})]
+            others[seam.path] = sorted({body, *others.get(seam.path, [])})
     written(FUNCTIONS / f"{here.version}.json", found)
     written(libraries, others)
 

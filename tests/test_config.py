@@ -1,4 +1,4 @@
-"""What the blocks of a chain and the environment come to: merging, words and values, refusals, transport."""
+"""What a block and the environment come to: words and values, refusals, transport."""
 
 from __future__ import annotations
 
@@ -35,108 +35,96 @@ VALVE = patch("valve", options=PumpOptions, default_on=False)
 MADE_UP = (PIPE, PUMP, VALVE)
 
 
-def chain(*overlays: Any) -> list[Block]:
-    """Blocks with these values, the base first."""
-    return [Block(Path(f"file{index}.yaml"), value) for index, value in enumerate(overlays)]
+def block(value: Any) -> Block:
+    """A block with this value."""
+    return Block(Path("file0.yaml"), value)
 
 
-def outcome(*overlays: Any, environ: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+def outcome(value: Any = ABSENT, environ: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """What is on, with the values that are not the defaults."""
-    resolved = resolve(chain(*overlays), environ or {}, MADE_UP)
+    resolved = resolve(block(value), environ or {}, MADE_UP)
     return {name: options.model_dump(exclude_defaults=True) for name, options in resolved.enabled.items()}
 
 
-def refused(*overlays: Any, environ: Mapping[str, str] | None = None) -> str:
+def refused(value: Any = ABSENT, environ: Mapping[str, str] | None = None) -> str:
     """The message with which they are refused."""
     with pytest.raises(ConfigError) as error:
-        resolve(chain(*overlays), environ or {}, MADE_UP)
+        resolve(block(value), environ or {}, MADE_UP)
     return str(error.value)
 
 
 DEFAULT_SET: dict[str, Any] = {"pipe": {}, "pump": {}}
 
 
-PUMPING: dict[str, Any] = {"pipe": {}, "pump": {"items": 3, "floor": 0.2}}
-OFF: tuple[Any, ...] = (False, None, {})
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *[(off, {}) for off in (ABSENT, False, None, {})],
+        (True, DEFAULT_SET),
+        ({"pump": {"items": 3}}, {"pipe": {}, "pump": {"items": 3}}),
+        ({"valve": {}}, {"valve": {}}),
+        ({"valve": False, "pipe": True}, {"pipe": {}}),
+    ],
+)
+def test_a_block_says_what_is_on(value: Any, expected: dict[str, Any]) -> None:
+    """Off, the default set, or the listed patches with their values."""
+    assert outcome(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("overlays", "expected"),
+    ("value", "environ", "expected"),
     [
-        ((), {}),
-        ((True, ABSENT), DEFAULT_SET),
-        *[((True, off), {}) for off in OFF],
-        (({"valve": {"items": 3}}, True), {"valve": {"items": 3}}),
-        *[((off, True), DEFAULT_SET) for off in (ABSENT, *OFF)],
-        *[((off, {"pipe": True}), {"pipe": {}}) for off in OFF],
-        (({"pipe": True, "pump": {"items": 3}}, {"pump": {"floor": 0.2}}), PUMPING),
-        ((True, {"valve": True}), {**DEFAULT_SET, "valve": {}}),
-        ((True, {"pump": False}), {"pipe": {}}),
-        (({"valve": {}},), {"valve": {}}),
-        (({"valve": {"items": 3}}, {"valve": False}, {"valve": True}), {"valve": {"items": 3}}),
-        (({"valve": {"items": 3}}, False, {"valve": True}), {"valve": {}}),
-        (({"valve": False}, True), {}),
+        (True, {}, "warn"),
+        ({"on_unsupported": "fail"}, {}, "fail"),
+        ({"on_unsupported": "warn"}, {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, "fail"),
+        ({"on_unsupported": "fail"}, {"OMNI_FASTPATH_ON_UNSUPPORTED": " "}, "fail"),
     ],
 )
-def test_blocks_merge_by_the_table(overlays: tuple[Any, ...], expected: dict[str, Any]) -> None:
-    """Each row of the merge table, and rows chained, give exactly these patches and values."""
-    assert outcome(*overlays) == expected
-
-
-@pytest.mark.parametrize(
-    ("overlays", "environ", "expected"),
-    [
-        (({"on_unsupported": "fail"}, {"on_unsupported": "warn"}), {}, "warn"),
-        (({"on_unsupported": "fail"}, False, True), {}, "warn"),
-        (({"on_unsupported": "warn"},), {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, "fail"),
-        (({"on_unsupported": "fail"},), {"OMNI_FASTPATH_ON_UNSUPPORTED": " "}, "fail"),
-    ],
-)
-def test_on_unsupported_merges_like_a_key(overlays: tuple[Any, ...], environ: dict[str, str], expected: str) -> None:
-    """The key is inherited, overlaid, forgotten when the block is off, and the environment wins."""
-    assert resolve(chain(*overlays), environ, MADE_UP).on_unsupported == expected
+def test_on_unsupported_is_a_key(value: Any, environ: dict[str, str], expected: str) -> None:
+    """The environment wins over the key."""
+    assert resolve(block(value), environ, MADE_UP).on_unsupported == expected
 
 
 def test_on_unlisted_is_a_key_too() -> None:
     """It is None unless a file or a variable sets it, and it is sent to the stages."""
-    assert resolve(chain(True), {}, MADE_UP).on_unlisted is None
-    found = resolve(chain({"on_unlisted": "same_code"}), {}, MADE_UP)
+    assert resolve(block(True), {}, MADE_UP).on_unlisted is None
+    found = resolve(block({"on_unlisted": "same_code"}), {}, MADE_UP)
     assert Resolved.from_json(found.to_json(), MADE_UP).on_unlisted == "same_code"
 
 
 @pytest.mark.parametrize(
-    ("overlays", "environ", "expected"),
+    ("value", "environ", "expected"),
     [
-        ((), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
-        (({"valve": True},), {"OMNI_FASTPATH": "1"}, {"valve": {}}),
-        (({"pump": False, "pipe": False},), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
-        ((), {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_PUMP": "0"}, {"pipe": {}}),
-        ((True,), {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_VALVE": "1"}, {}),
-        (({"valve": {"items": 3}}, {"valve": False}), {"OMNI_FASTPATH_VALVE": "on"}, {"valve": {"items": 3}}),
-        ((), {"OMNI_FASTPATH_VALVE__ITEMS": "3"}, {}),
-        (({"valve": {"items": 3}},), {"OMNI_FASTPATH_VALVE__ITEMS": "4"}, {"valve": {"items": 4}}),
+        (ABSENT, {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
+        ({"valve": True}, {"OMNI_FASTPATH": "1"}, {"valve": {}}),
+        ({"pump": False, "pipe": False}, {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
+        (ABSENT, {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_PUMP": "0"}, {"pipe": {}}),
+        (True, {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_VALVE": "1"}, {}),
+        ({"pipe": True}, {"OMNI_FASTPATH_VALVE": "on"}, {"pipe": {}, "valve": {}}),
+        (ABSENT, {"OMNI_FASTPATH_VALVE__ITEMS": "3"}, {}),
+        ({"valve": {"items": 3}}, {"OMNI_FASTPATH_VALVE__ITEMS": "4"}, {"valve": {"items": 4}}),
     ],
 )  # fmt: skip
-def test_environment_wins(overlays: tuple[Any, ...], environ: dict[str, str], expected: dict[str, Any]) -> None:
+def test_environment_wins(value: Any, environ: dict[str, str], expected: dict[str, Any]) -> None:
     """Each row of the table of variables over each kind of block gives exactly these patches and values."""
-    assert outcome(*overlays, environ=environ) == expected
+    assert outcome(value, environ) == expected
 
 
 @pytest.mark.parametrize(
-    ("overlays", "environ", "origin", "reason"),
+    ("value", "environ", "origin", "reason"),
     [
-        ((), {}, "", "not asked for"),
-        ((None,), {}, "", "fastpath in file0.yaml is null"),
-        ((True,), {}, "", "not in the default set (fastpath: true in file0.yaml)"),
-        (({"pipe": True},), {}, "", "not listed under fastpath in file0.yaml"),
-        ((True, {"valve": False}), {}, "fastpath.valve in file1.yaml", "fastpath.valve in file1.yaml is false"),
-        (({"valve": True},), {"OMNI_FASTPATH_VALVE": "0"}, "OMNI_FASTPATH_VALVE=0", "OMNI_FASTPATH_VALVE=0"),
-        (({"valve": True},), {}, "fastpath.valve in file0.yaml", None),
+        (ABSENT, {}, "", "not asked for"),
+        (None, {}, "", "fastpath in file0.yaml is null"),
+        (True, {}, "", "not in the default set (fastpath: true in file0.yaml)"),
+        ({"pipe": True}, {}, "", "not listed under fastpath in file0.yaml"),
+        ({"valve": False}, {}, "fastpath.valve in file0.yaml", "fastpath.valve in file0.yaml is false"),
+        ({"valve": True}, {"OMNI_FASTPATH_VALVE": "0"}, "OMNI_FASTPATH_VALVE=0", "OMNI_FASTPATH_VALVE=0"),
+        ({"valve": True}, {}, "fastpath.valve in file0.yaml", None),
     ],
 )
-def test_origin_and_reason(overlays: tuple[Any, ...], environ: dict[str, str], origin: str, reason: str | None) -> None:
+def test_origin_and_reason(value: Any, environ: dict[str, str], origin: str, reason: str | None) -> None:
     """The origin and the reason name the file, variable or default set that decided."""
-    resolved = resolve(chain(*overlays), environ, MADE_UP)
+    resolved = resolve(block(value), environ, MADE_UP)
     assert (resolved.origins["valve"], resolved.off.get("valve")) == (origin, reason)
     assert set(resolved.off) | set(resolved.enabled) == {"pipe", "pump", "valve"}
 
@@ -145,26 +133,25 @@ def test_origin_and_reason(overlays: tuple[Any, ...], environ: dict[str, str], o
 
 
 @pytest.mark.parametrize(
-    ("overlays", "environ"),
+    ("value", "environ"),
     [
-        ((True, {"pipe": False}), {}),
-        (({"pipe": False, "pump": True},), {}),
-        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}),
-        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH": "1"}),
-        (({"pump": True},), {"OMNI_FASTPATH_PIPE": "0"}),
+        ({"pipe": False, "pump": True}, {}),
+        (ABSENT, {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}),
+        (ABSENT, {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH": "1"}),
+        ({"pump": True}, {"OMNI_FASTPATH_PIPE": "0"}),
     ],
 )
-def test_contradictions_are_refused(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
+def test_contradictions_are_refused(value: Any, environ: dict[str, str]) -> None:
     """A patch that is on while what it requires is off by name, in files or variables, names both keys."""
-    message = refused(*overlays, environ=environ)
+    message = refused(value, environ)
     for part in ("fastpath.pump is on", "requires fastpath.pipe, which is off: ", "OMNI_FASTPATH_PIPE=1"):
         assert part in message
 
 
-@pytest.mark.parametrize(("overlays", "environ"), [(({"mill": True},), {}), ((), {"OMNI_FASTPATH_MILL": "1"})])
-def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(("value", "environ"), [({"mill": True}, {}), (ABSENT, {"OMNI_FASTPATH_MILL": "1"})])
+def test_a_patch_brings_what_it_requires(value: Any, environ: dict[str, str]) -> None:
     """A patch enables all patches that it requires, and their origin names it."""
-    resolved = resolve(chain(*overlays), environ, (PIPE, PUMP, patch("mill", requires=("pump",))))
+    resolved = resolve(block(value), environ, (PIPE, PUMP, patch("mill", requires=("pump",))))
     assert list(resolved.enabled) == ["pipe", "pump", "mill"]
     assert (resolved.origins["pipe"], resolved.origins["pump"]) == ("required by pump", "required by mill")
 
@@ -173,7 +160,7 @@ def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dic
 
 
 @pytest.mark.parametrize(
-    ("block", "parts"),
+    ("value", "parts"),
     [
         (3, ["fastpath in file0.yaml", "found 3", "true, false or a mapping"]),
         ({"POMP": True}, ["fastpath.POMP in file0.yaml", "(did you mean 'pump'?); allowed: pipe, pump, valve, on_un"]),
@@ -190,18 +177,18 @@ def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dic
         ({"valve": {"items": "x" * 500}}, ["found 'xxx", "..."]),
     ],
 )  # fmt: skip
-def test_wrong_blocks_are_refused_with_everything_one_needs(block: Any, parts: list[str]) -> None:
+def test_wrong_blocks_are_refused_with_everything_one_needs(value: Any, parts: list[str]) -> None:
     """A refusal names the path, the file, what was found, what is allowed and the nearest spelling."""
-    message = refused(block)
+    message = refused(value)
     for part in parts:
         assert part in message
     assert "x" * 100 not in message
 
 
 def test_a_refusal_names_every_wrong_key() -> None:
-    """The message has a line for each wrong key of all files and variables, also for replaced values."""
+    """The message has a line for each wrong key of the file and of variables."""
     environ = {"OMNI_FASTPATH_PIPE": "maybe", "OMNI_FASTPATH_VALVE__ORDER": "up", "OMNI_FASTPATH_VALV": "1"}
-    found = refused({"valve": {"items": 0, "floor": 2}, "x": 1}, {"valve": {"items": 3}}, environ=environ).splitlines()
+    found = refused({"valve": {"items": 0, "floor": 2}, "x": 1}, environ=environ).splitlines()
     assert [re.split("[ :]", line)[0] for line in found] == [
         "fastpath.valve.items",
         "fastpath.valve.floor",
@@ -235,7 +222,7 @@ def test_an_empty_variable_is_not_set(empty: str) -> None:
     """Variables with empty values, which compose files and Helm charts create, count as unset."""
     names = ("", "_PIPE", "_VALVE__ITEMS", "_ON_UNSUPPORTED", "_ON_UNLISTED", "_NO_SUCH")
     environ = {f"OMNI_FASTPATH{name}": empty for name in names}
-    assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
+    assert resolve(None, environ, MADE_UP) == resolve(None, {}, MADE_UP)
     assert outcome(True, environ=environ) == DEFAULT_SET
     assert config.set_variables(environ, MADE_UP) == []
 
@@ -254,8 +241,8 @@ def test_an_empty_variable_is_not_set(empty: str) -> None:
 def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
     """The text of a variable becomes a value of the key's type and does not switch the patch on."""
     environ = {f"OMNI_FASTPATH_VALVE__{key.upper()}": text}
-    assert not resolve([], environ, MADE_UP).enabled
-    found = getattr(resolve(chain({"valve": True}), environ, MADE_UP).enabled["valve"], key)
+    assert not resolve(None, environ, MADE_UP).enabled
+    found = getattr(resolve(block({"valve": True}), environ, MADE_UP).enabled["valve"], key)
     assert found == value
     assert isinstance(found, type(value))
 
@@ -272,7 +259,7 @@ def test_a_patch_that_is_brought_may_be_off() -> None:
     patches = (PIPE, dataclasses.replace(PUMP, requires=(), brings=("pipe",)))
     for word, expected in (("", {"pipe", "pump"}), ("0", {"pump"})):
         environ = {"OMNI_FASTPATH_PUMP": "1", "OMNI_FASTPATH_PIPE": word}
-        assert resolve([], environ, patches).enabled.keys() == expected
+        assert resolve(None, environ, patches).enabled.keys() == expected
 
 
 def test_a_removed_key_is_refused_with_a_sentence() -> None:
@@ -280,9 +267,9 @@ def test_a_removed_key_is_refused_with_a_sentence() -> None:
     from omni_fastpath.patches import PATCHES
 
     variable, key = "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER", {"order": "visible_first"}
-    for blocks, environ in (([], {"OMNI_FASTPATH": "1", variable: "x"}), (chain({"budgeted_drain": key}), {})):
+    for value, environ in ((ABSENT, {"OMNI_FASTPATH": "1", variable: "x"}), ({"budgeted_drain": key}, {})):
         with pytest.raises(ConfigError, match=r"(__ORDER|\.order in .*): removed in 0\.4, .*; leave it out$"):
-            resolve(blocks, environ, PATCHES)
+            resolve(block(value), environ, PATCHES)
 
 
 @pytest.mark.parametrize("key", ["deadline_order", "requests_first"])
@@ -291,13 +278,13 @@ def test_a_former_patch_is_refused_with_its_new_key(key: str) -> None:
     from omni_fastpath.patches import PATCHES
 
     variable = f"OMNI_FASTPATH_{key.upper()}"
-    settings: list[tuple[list[Block], dict[str, str]]] = [(chain({key: True}), {})]
-    settings += [([], {"OMNI_FASTPATH": "1", name: "0"}) for name in (variable, f"{variable}__KEY")]
-    for blocks, environ in settings:
+    settings: list[tuple[Any, dict[str, str]]] = [({key: True}, {})]
+    settings += [(ABSENT, {"OMNI_FASTPATH": "1", name: "0"}) for name in (variable, f"{variable}__KEY")]
+    for value, environ in settings:
         with pytest.raises(
             ConfigError, match=rf"^\S+.*: {key} is part of delivery since 0.4; set delivery\.\w+ instead$"
         ):
-            resolve(blocks, environ, PATCHES)
+            resolve(block(value), environ, PATCHES)
 
 
 @pytest.mark.parametrize(
@@ -311,8 +298,8 @@ def test_a_former_patch_is_refused_with_its_new_key(key: str) -> None:
 def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str) -> None:
     """A misspelt variable is reported with the nearest name, and refuses the start if a patch is on."""
     environ = {name: "1"}
-    for overlay in (ABSENT, False, {"pipe": False}):
-        [line] = resolve(chain(overlay), environ, MADE_UP).unknown
+    for off in (ABSENT, False, {"pipe": False}):
+        [line] = resolve(block(off), environ, MADE_UP).unknown
         assert line.startswith(f"{name}: found an unknown variable (did you mean {nearest!r}?); allowed: OMNI_")
     assert refused({"pipe": True}, environ=environ) == line
     assert refused(environ={**environ, "OMNI_FASTPATH": "1"}) == line

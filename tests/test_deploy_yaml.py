@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from omni_fastpath.config import ABSENT, ConfigError, blocks_of, read_blocks, resolve, resolve_file
+from omni_fastpath.config import ABSENT, ConfigError, block_of, read, resolve, resolve_file
 from omni_fastpath.patches import PATCHES
 
 
@@ -20,20 +19,22 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
-def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
-    """``base_config`` is absolute or relative to its file, and an absent block differs from a null one."""
-    write(tmp_path / "base" / "a.yaml", "fastpath: true\n")
-    write(tmp_path / "base" / "b.yaml", "base_config: a.yaml\n")
-    write(tmp_path / "c.yaml", "base_config: base/b.yaml\nfastpath:\n")
-    top = write(tmp_path / "d.yaml", f"base_config: {tmp_path / 'c.yaml'}\n")
-    blocks = read_blocks(str(top))
-    assert [(block.path.name, block.value) for block in blocks] == [
-        ("a.yaml", True),
-        ("b.yaml", ABSENT),
-        ("c.yaml", None),
-        ("d.yaml", ABSENT),
-    ]
-    assert resolve(blocks, {}, PATCHES).source == str(top)
+@pytest.mark.upstream
+def test_the_first_block_along_the_chain_counts_as_upstream_has_it(tmp_path: Path) -> None:
+    """``base_config`` is absolute or relative to its file. The first block from the top replaces the others."""
+    from vllm_omni.config.stage_config import resolve_deploy_yaml
+
+    write(tmp_path / "base" / "a.yaml", "fastpath: {save_queue_cap: true}\n")
+    write(tmp_path / "base" / "b.yaml", "base_config: a.yaml\nstages: [{stage_id: 0}]\n")
+    write(tmp_path / "c.yaml", "base_config: base/b.yaml\nfastpath: {budgeted_drain: {max_items: 3}}\n")
+    write(tmp_path / "d.yaml", f"base_config: {tmp_path / 'c.yaml'}\n")
+    write(tmp_path / "e.yaml", "base_config: d.yaml\nfastpath:\n")
+    said = {"base/b": {"save_queue_cap": True}, "d": {"budgeted_drain": {"max_items": 3}}, "e": None}
+    for name, value in said.items():
+        path = tmp_path / f"{name}.yaml"
+        assert read(path).value == block_of(path, resolve_deploy_yaml(path)).value == value
+        assert resolve(read(path), {}, PATCHES).source == str(path)
+    assert [file.name for file in read(tmp_path / "e.yaml").files] == ["e.yaml", "d.yaml", "c.yaml", "b.yaml", "a.yaml"]
 
 
 def test_master_off_opens_no_file(tmp_path: Path) -> None:
@@ -46,8 +47,8 @@ def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) ->
     """Files that build on each other are refused with the whole chain, also if a path is spelt in two ways."""
     for name, base in zip(names, [*names[1:], names[0]], strict=True):
         write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
-    with pytest.raises(ConfigError, match=r"returns to a file: .*a\.yaml.* -> .*a\.yaml"):
-        read_blocks(tmp_path / ".." / tmp_path.name / "a.yaml")
+    with pytest.raises(ConfigError, match=r"the chain of base_config returns to .*a\.yaml"):
+        read(tmp_path / ".." / tmp_path.name / "a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -68,20 +69,13 @@ def test_unreadable_files_are_refused(tmp_path: Path, content: str | None, messa
     if content is not None:
         write(path, content)
     with pytest.raises(ConfigError, match=message):
-        read_blocks(path)
+        read(path)
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "stages: 3\n", "stages: [3, null, {gpus: 1}]\n"])
 def test_a_file_without_a_block_is_absent(tmp_path: Path, content: str) -> None:
     """Without the key there is no block, and shapes that only upstream can validate are accepted."""
-    [block] = read_blocks(write(tmp_path / "a.yaml", content))
-    assert block.value is ABSENT
-
-
-@pytest.mark.parametrize("content", [{}, {"stages": [], "fast_path": True}])
-def test_what_upstream_read_without_the_key_is_not_opened(tmp_path: Path, content: dict[str, Any]) -> None:
-    """If upstream's dictionary has no block, no file of the chain has one."""
-    [block] = blocks_of(tmp_path / "not there.yaml", content)
+    block = read(write(tmp_path / "a.yaml", content))
     assert block.value is ABSENT
 
 
@@ -97,16 +91,16 @@ def test_a_key_in_a_wrong_place_is_refused(tmp_path: Path, content: str, place: 
     """The key below the top level, which nobody would read, is refused by its place, in a base too."""
     base = write(tmp_path / "base.yaml", content)
     top = write(tmp_path / "top.yaml", "base_config: base.yaml\n")
-    for blocks in (read_blocks(top), blocks_of(top, OmegaConf.to_container(OmegaConf.load(base)))):  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=re.escape(f"{place} in {base}: fastpath must be a top-level key")):
-            resolve(blocks, {}, PATCHES)
-        assert not resolve(blocks, {"OMNI_FASTPATH": "0"}, PATCHES).enabled
+    for block in (read(top), block_of(top, OmegaConf.to_container(OmegaConf.load(base)))):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=re.escape(f"{place} in {top}: fastpath must be a top-level key")):
+            resolve(block, {}, PATCHES)
+        assert not resolve(block, {"OMNI_FASTPATH": "0"}, PATCHES).enabled
 
 
 @pytest.mark.parametrize("key", ["fast_path", "fastpth", "Fastpath", "fast-path", "fatspath", "omni_fastpath"])
 def test_a_misspelt_key_is_told(tmp_path: Path, key: str) -> None:
     """A misspelt top-level key, which upstream ignores, is reported and not used."""
-    [block] = read_blocks(write(tmp_path / "a.yaml", f"{key}: true\n"))
+    block = read(write(tmp_path / "a.yaml", f"{key}: true\n"))
     assert block.value is ABSENT
-    [told] = resolve([block], {}, ()).unknown
+    [told] = resolve(block, {}, ()).unknown
     assert f"the top-level key {key!r} is ignored; did you mean 'fastpath'?" in told

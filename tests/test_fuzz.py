@@ -63,29 +63,30 @@ NO_JSON: list[Any] = [HUGE, NESTED, {"x": {1: {(2,): 3}}}, Path("a"), "\ud800"]
 LINE = re.compile(r"(fastpath|OMNI_FASTPATH).*?: found .+; allowed: .+|fastpath\.\w+ is on and requires fastpath.+")
 
 
-@given(st.lists(BLOCKS, max_size=3), ENVIRONMENT, st.sets(SERVICE))
-@example([], {"OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "[" * 100_000}, set())
-def test_settings_are_resolved_or_refused(blocks: list[Any], environ: dict[str, str], service: set[str]) -> None:
-    """Any blocks and variables are resolved, and equal in the stages, or refused with one complete line per wrong key.
+@given(BLOCKS, ENVIRONMENT, st.sets(SERVICE))
+@example(None, {"OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "[" * 100_000}, set())
+def test_settings_are_resolved_or_refused(block: Any, environ: dict[str, str], service: set[str]) -> None:
+    """Any block and variables are resolved, and equal in the stages, or refused with one complete line per wrong key.
 
     Kubernetes' service variables are ignored, and ``0`` refuses nothing.
     """
-    _resolved_or_refused(blocks, environ, service)
+    _resolved_or_refused(block, environ, service)
 
 
 def test_a_value_that_cannot_be_sent_to_the_stages_is_refused() -> None:
     """A value that JSON cannot carry, or a key of any type, is refused by its key."""
-    _resolved_or_refused([{"save_queue_cap": {"max_tasks": HUGE}}], {}, set())
+    _resolved_or_refused({"save_queue_cap": {"max_tasks": HUGE}}, {}, set())
     for odd in NO_JSON:
-        _resolved_or_refused([{"budgeted_drain": {HUGE: 1, "max_items": odd}, HUGE: odd, "a\nb": odd}, odd], {}, set())
+        _resolved_or_refused({"budgeted_drain": {HUGE: 1, "max_items": odd}, HUGE: odd, "a\nb": odd}, {}, set())
+        _resolved_or_refused(odd, {}, set())
 
 
-def _resolved_or_refused(blocks: list[Any], environ: Mapping[str, str], service: set[str]) -> None:
+def _resolved_or_refused(block: Any, environ: Mapping[str, str], service: set[str]) -> None:
     made = {f"OMNI_FASTPATH_{name}": "tcp://10.0.0.7:8091" for name in service}
     lines: list[str] = []
     unknown: tuple[str, ...] = ()
     try:
-        found = resolve([Block(Path("deploy.yaml"), block) for block in blocks], {**made, **environ}, PATCHES)
+        found = resolve(Block(Path("deploy.yaml"), block), {**made, **environ}, PATCHES)
         assert Resolved.from_json(found.to_json(), PATCHES) == found
         unknown = found.unknown
     except ConfigError as error:

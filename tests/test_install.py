@@ -14,10 +14,11 @@ from pydantic import Field
 from wrapt import BoundFunctionWrapper, FunctionWrapper
 
 from omni_fastpath import install as installing
-from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
-from omni_fastpath.startup import RefusedError
+from omni_fastpath.process_role import RefusedError
+from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
@@ -28,6 +29,7 @@ from tests.fakes.upstream import (
     RUN,
     TESTED,
     Upstream,
+    load,
     passes,
     patch,
     resolved,
@@ -108,7 +110,7 @@ def test_undo_is_exact(upstream: Upstream) -> None:
 # ---- All or nothing ----
 
 
-@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Call(MODULE, "nothing")), 2)])
+@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Relies(MODULE, "nothing")), 2)])
 def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...], count: int) -> None:
     """One changed seam leaves every slot unchanged, and a verification names each changed seam."""
     moved = patch("moved", *seams)
@@ -132,7 +134,7 @@ def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fi
     loop = upstream.module.Loop
     body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
     setattr(upstream.module, "Loop", _Copies("Loop", loop.__bases__, {**body, "make": loop.make.__func__}))  # noqa: B010
-    upstream.read(MAKE.path, "function(cls, size)")
+    upstream.read(MAKE.path, fingerprint(vars(upstream.module.Loop)["make"]))
     broken = patch("broken", RUN, LISTEN, MAKE, **fields)
     assert named in refused(upstream, broken, State.FAILED)
 
@@ -172,16 +174,18 @@ def test_upstreams_own_is_kept(upstream: Upstream, owner: str) -> None:
 
 @WRAPS
 @pytest.mark.parametrize("below", [False, True], ids=["theirs alone", "theirs on ours"])
-@pytest.mark.parametrize("seam", [REPLACING, Pin(MODULE, "Loop.run")], ids=["replace", "pin"])
-def test_foreign_wrapper_on_pinned_body_is_refused(upstream: Upstream, wrap: Any, below: bool, seam: AnySeam) -> None:
-    """A patch that replaces or pins a function with another package's wrapper is unsupported, but may call it."""
+@pytest.mark.parametrize("seam", [REPLACING, Relies(MODULE, "Loop.run")], ids=["replace", "relies"])
+def test_foreign_wrapper_on_a_body_that_matters_is_refused(
+    upstream: Upstream, wrap: Any, below: bool, seam: AnySeam
+) -> None:
+    """A patch that replaces or relies on a function with another package's wrapper is unsupported, but may wrap it."""
     if below:
         install(patch("below", RUN))
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
     reason = refused(upstream, patch("relying", LISTEN, seam), State.UNSUPPORTED)
     theirs = "tests.test_install" if wrap is foreign else "tests.fakes.upstream"
     assert f"Loop.run: {theirs} wraps it, and the patch would bypass that; switch off this patch, or {theirs}" in reason
-    assert install(patch("named", LISTEN, Call(MODULE, "Loop.run"))) is State.APPLIED
+    assert install(patch("wrapping", LISTEN, RUN)) is State.APPLIED
 
 
 @WRAPS
@@ -209,9 +213,9 @@ def closes_over(raw: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes), closes_over])
-@pytest.mark.parametrize("seam", [RUN, REPLACING, Pin(MODULE, "Loop.run")], ids=["wrap", "replace", "pin"])
+@pytest.mark.parametrize("seam", [RUN, REPLACING, Relies(MODULE, "Loop.run")], ids=["wrap", "replace", "relies"])
 def test_a_wrapper_that_comes_later_is_told(upstream: Upstream, wrap: Any, seam: AnySeam) -> None:
-    """A patch stays applied under a wrapper that another package has put over its slot, or its pin, since.
+    """A patch stays applied under a wrapper that another package has put over its slot, or what it relies on, since.
 
     Its state then has that package and function. Our own later patch on the slot is nothing to tell.
     """
@@ -272,7 +276,7 @@ def test_a_requirement_of_another_process_does_not_count(upstream: Upstream) -> 
 
 def test_other_process_touches_nothing(upstream: Upstream) -> None:
     """In another kind of process a patch is not applicable, and its modules are not imported."""
-    elsewhere = patch("elsewhere", Call("made_up_missing", "x"), processes=frozenset({Process.STAGE}))
+    elsewhere = patch("elsewhere", Relies("made_up_missing", "x"), processes=frozenset({Process.STAGE}))
     apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
     assert states() == {"elsewhere": State.NOT_APPLICABLE}
     assert LEDGER.named("elsewhere").reason == "it is used in a stage process, and this is a headless process"
@@ -325,9 +329,8 @@ def test_refusal_undoes_its_installs(upstream: Upstream, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.30", "v0.30.0"])
 def test_tested_release_passes(upstream: Upstream, version: str) -> None:
-    """A listed release is accepted in any spelling, and functions that are not pinned may have other bodies."""
+    """A listed release is accepted in any spelling."""
     upstream.release(version)
-    upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     assert install(A) is State.APPLIED
     assert (LEDGER.entry(A).reason, LEDGER.entry(A).same_as) == ("", "")
 
@@ -359,25 +362,16 @@ def test_a_build_of_a_listed_release_is_served_where_it_is_the_same_code(upstrea
     assert LEDGER.snapshot()["a"]["same_as"] == "0.30.0"
 
 
-@pytest.mark.parametrize("seam", [RUN, Call(MODULE, "Loop.run"), REPLACING, Pin(MODULE, "Loop.run")])
+@pytest.mark.parametrize("seam", [RUN, REPLACING, Relies(MODULE, "Loop.run")])
 @BUILDS
 def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam: AnySeam) -> None:
     """One function with another body, however it is used, makes an unlisted release unsupported."""
     upstream.release(version)
-    upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
+    upstream.read(RUN.path, "0" * 16)
     other = patch("other", LISTEN, seam)
     reason = refused(upstream, other, State.UNSUPPORTED)
     assert f"0.30.0; unlike 0.30.0: {RUN.path}: its body has changed: fingerprint" in reason
     assert verify_patch(other) == [reason]
-
-
-def test_a_library_is_no_part_of_a_release(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed body in another package matters only if it is pinned."""
-    monkeypatch.setattr("omni_fastpath.seams.UPSTREAM", {"vllm_omni"})
-    upstream.release("0.30.0+cu130")
-    upstream.read(RUN.path, "function(self, rounds)", "0" * 16, "1" * 16)
-    assert install(A) is State.APPLIED
-    assert install(patch("pinned", Pin(MODULE, "Loop.run"))) is State.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -402,7 +396,7 @@ def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
     ):
         many = patch(f"many{version}{other}", rows=rows)
         upstream.functions.clear()
-        upstream.read(RUN.path, "function(self, rounds)", "0" * 16, release=other)
+        upstream.read(RUN.path, "0" * 16, release=other)
         upstream.release(version)
         assert install(many, None, "same_code") is state
         assert LEDGER.entry(many).reason.startswith(reason)
@@ -425,31 +419,29 @@ def test_a_row_without_an_install_says_what_a_patch_is(upstream: Upstream, state
 # ---- Server and stages ----
 
 
-def _two_sided(upstream: Upstream) -> tuple[Patch, Any]:
+def _two_sided(upstream: Upstream, folder: Path) -> tuple[Patch, Any]:
     """A patch with a slot in the server and one in the stages, and the stages' module."""
-    stages: Any = ModuleType("made_up_stages")
-    exec("def save(task):\n    return task\n", vars(stages))  # noqa: S102 - a function whose module it is
-    stages.save.__module__ = stages.__name__
+    stages: Any = load(folder, "def save(task):\n    return task\n", "made_up_stages")
     upstream.module_is(stages)
     save = Wrap(stages.__name__, "save", wrapper="passes")
-    upstream.read(save.path, "function(task)")
+    upstream.read(save.path, fingerprint(stages.save))
     row = Fit(releases=(TESTED,), seams=(LISTEN, save), of_stages=(stages.__name__,))
     return patch("both", rows=(row,), processes=frozenset({Process.SERVER, Process.STAGE})), stages
 
 
 @pytest.mark.parametrize("process", [Process.SERVER, Process.STAGE, None])
-def test_a_process_has_its_own_slots_alone(upstream: Upstream, process: Process | None) -> None:
+def test_a_process_has_its_own_slots_alone(upstream: Upstream, tmp_path: Path, process: Process | None) -> None:
     """A patch for servers and stages writes only the slots of this kind of process, or all if none is given."""
-    both, stages = _two_sided(upstream)
+    both, stages = _two_sided(upstream, tmp_path)
     own, before = upstream.module.listen, stages.save
     install(both, process)
     written = (upstream.module.listen is not own, stages.save is not before)
     assert written == (process is not Process.STAGE, process is not Process.SERVER)
 
 
-def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream) -> None:
+def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream, tmp_path: Path) -> None:
     """Under ``fail`` a server verifies the stages' seams too, because a stage cannot refuse a start."""
-    both, stages = _two_sided(upstream)
+    both, stages = _two_sided(upstream, tmp_path)
     stage_only = patch("theirs", MOVED, processes=frozenset({Process.STAGE}))
     row = Row(releases=(TESTED,), state=State.SUPERSEDED, note="upstream's own")
     superseded = patch("superseded", rows=(row,), processes=frozenset({Process.STAGE}))

@@ -64,7 +64,7 @@ def test_it_starts_on_this_release(tmp_path: Path) -> None:
 @isolated("cold")
 def test_an_untested_release(tmp_path: Path) -> None:
     """Every patch is unsupported and names the found release, and only ``on_unsupported: fail`` refuses the start."""
-    from omni_fastpath.startup import RefusedError
+    from omni_fastpath.process_role import RefusedError
 
     metadata = tmp_path / "another" / "vllm_omni-0.31.0.dist-info"
     metadata.mkdir(parents=True)

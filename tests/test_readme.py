@@ -37,7 +37,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for read in (document for block in blocks for document in yaml.safe_load_all(block)):
         for file in (read, *map(yaml.safe_load, read["data"].values() if read.get("kind") == "ConfigMap" else ())):
             if config.KEY in file:
-                config.resolve([Block(page, file[config.KEY])], {}, PATCHES)
+                config.resolve(Block(page, file[config.KEY]), {}, PATCHES)
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [link for link in links if not (page.parent / link).exists()] == []
     here = {file.name for folder in SOURCES for file in (ROOT / folder).rglob("*.py")}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from omni_fastpath.process_role import HANDOFF
-from omni_fastpath.startup import HEADLESS, PLANS, READER
+from omni_fastpath.startup import READER, START, start_problems
 from tests.fakes.processes import isolated, process
 from tests.fakes.registration import (
     ALL_ON,
@@ -123,7 +123,7 @@ def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
         assert read(file) == stock(file)
         assert engine(file) == []
     assert engine(None) == []
-    assert headless() is not None
+    assert headless(None) is None
     assert (ours(), states(), state_files()) == (NOTHING, {}, [])
     assert HANDOFF not in os.environ
     assert "pluggy" not in {name for name in sys.modules if name.startswith("omni_fastpath.hooks")}
@@ -138,118 +138,55 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
     file = yaml(tmp_path, fastpath={"no_such_patch": 1})
     read(file)
     assert engine(file) == engine(None) == []
-    assert (ours(), is_ours(raw(PLANS)), is_ours(raw(HEADLESS))) == (set(), False, False)
+    assert (ours(), is_ours(raw(START))) == (set(), False)
     [shown] = state_files()
     assert {(patch["state"], patch["reason"]) for patch in shown["patches"].values()} == {("off", "OMNI_FASTPATH=0")}
     assert set(spawned()[0].values()) == {"off"}
 
 
-# ---- A slot of the start-up that moved ----
-
-
-def _gone(slot: tuple[str, str]) -> None:
-    """Remove a function from upstream."""
-    delattr(*holder(slot))
-
-
-def _moved(slot: tuple[str, str]) -> str:
-    return f"a seam of the start-up has changed: {':'.join(slot)}: "
+# ---- A function of the start-up that moved ----
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("slot", [READER, PLANS, HEADLESS])
+@pytest.mark.parametrize("slot", [READER, START])
 @isolated("warm")
-def test_a_slot_that_is_gone_disturbs_nobody_who_asked_for_nothing(tmp_path: Path, slot: tuple[str, str]) -> None:
-    """If nothing is enabled, a missing start-up seam is one warning and raises nothing."""
-    importlib.import_module(slot[0])
-    _gone(slot)
+def test_a_function_that_is_gone_is_told(tmp_path: Path, slot: tuple[str, str]) -> None:
+    """One line of the log says that nothing is installed, and the server runs as stock."""
+    modules = [importlib.import_module(name) for name in (slot[0], "vllm_omni.engine.stage_runtime")]
+    for module in modules:
+        vars(module).pop(slot[1], None)
     messages = log()
     register()
     [message] = messages
-    assert message.startswith(f"omni-fastpath: {':'.join(slot)} cannot be wrapped: ")
-    if slot != PLANS:
-        assert engine(yaml(tmp_path)) == []
-    assert (states(), state_files()) == ({}, [])
+    assert message.startswith("omni-fastpath: NO PATCH IS INSTALLED if settings ask for one: ")
+    assert ":".join(slot) in message
+    assert start_problems()[0].startswith(":".join(slot))
+    assert (ours() - NOTHING, states(), state_files()) == (set(), {}, [])
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("slot", [READER, PLANS])
-@isolated("warm")
-def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tuple[str, str]) -> None:
-    """The first remaining seam refuses the start under ``fail``. Under ``warn`` states have the reason."""
-    importlib.import_module(slot[0])
-    _gone(slot)
-    register()
-    start = engine if slot == READER else read
-    refused = yaml(tmp_path, "fail.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
-    from omni_fastpath.startup import RefusedError
+@pytest.mark.parametrize("words", [["--omni"], []])
+@isolated("cold", "serve", "model")
+def test_a_module_that_is_gone_is_told(words: list[str]) -> None:
+    """``vllm serve --omni`` says at once that a module of the start-up is gone. ``vllm serve`` has no stages."""
+    from omni_fastpath import startup
 
+    sys.argv += words
+    startup.START = START[0].replace("stage_init_utils", "gone"), START[1]
     messages = log()
-    with pytest.raises(RefusedError, match=f"budgeted_drain is unsupported: {_moved(slot)}"):
-        start(refused)
-    start(yaml(tmp_path, **ALL_ON))
-    assert sum("no patch is installed" in each and ":".join(slot) in each for each in messages) == 1
-    assert asked() == dict.fromkeys(ON, "unsupported")
-    [shown] = state_files()
-    assert shown["patches"]["budgeted_drain"]["reason"].startswith(_moved(slot))
-    assert ours() <= NOTHING
-    assert HANDOFF not in os.environ
-
-
-@pytest.mark.upstream
-@pytest.mark.parametrize("rule", ["fail", "warn"])
-@isolated("warm", "serve", "model", "--omni")
-def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
-    """If no seam is left, registration sets the states and ends the server under ``fail``."""
-    from omni_fastpath import install, startup
-
-    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED=rule)
-    startup.PLANS = PLANS[0].replace("stage_runtime", "gone"), PLANS[1]
-    vars(install)["PLANS"] = startup.PLANS
-    with pytest.raises(SystemExit, match=_moved(startup.PLANS)) if rule == "fail" else contextlib.nullcontext():
-        register()
-    assert set(asked().values()) == {"unsupported"}
-
-
-@pytest.mark.upstream
-@isolated("warm", "serve", "model")
-def test_a_plain_server_is_not_refused_for_a_slot_that_is_gone() -> None:
-    """``vllm serve`` without ``--omni`` has no stages and is not refused."""
-    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
-    _gone(READER)
     register()
-    assert (states(), state_files()) == ({}, [])
+    assert [startup.START[0] in message for message in messages] == [True] * len(words)
 
 
 @pytest.mark.upstream
 @isolated("warm")
-def test_a_headless_servers_slot_is_no_servers(tmp_path: Path) -> None:
-    """A server does not need the headless server's seam."""
-    importlib.import_module(HEADLESS[0])
-    _gone(HEADLESS)
+def test_an_engine_whose_module_was_imported_before_us(tmp_path: Path) -> None:
+    """The function that ``stage_runtime`` has imported by name is wrapped too, each once."""
+    importlib.import_module("vllm_omni.engine.stage_runtime")
     register()
-    assert engine(yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})) == []
+    assert engine(yaml(tmp_path, **ALL_ON)) == []
     assert asked() == ON
-
-
-@pytest.mark.upstream
-@pytest.mark.parametrize("block", [{}, ALL_ON])
-@isolated("warm")
-def test_a_reader_with_other_parameters_reads(tmp_path: Path, block: dict[str, Any]) -> None:
-    """A reader with other parameters returns its result, and enabled patches are unsupported when an engine starts."""
-    owner, name = holder(READER)
-    stock_reader = raw(READER)
-    setattr(owner, name, lambda *, file=None: stock_reader(file) if file else "nothing was read")
-    register()
-    file = yaml(tmp_path, **block)
-    assert getattr(owner, name)(file=file) == stock_reader(file)
-    assert getattr(owner, name)() == "nothing was read"
-    assert engine(file) == []
-    assert asked() == dict.fromkeys(ON if block else {}, "unsupported")
-    if block:
-        [shown] = state_files()
-        reason = shown["patches"]["budgeted_drain"]["reason"]
-        assert reason == f"{_moved(READER)}is function(file), expected function(path)"
+    assert not is_ours(raw(START).__wrapped__)
 
 
 # ---- What takes effect ----
@@ -258,14 +195,17 @@ def test_a_reader_with_other_parameters_reads(tmp_path: Path, block: dict[str, A
 @pytest.mark.upstream
 @isolated("cold")
 def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
-    """Patches are installed when the engine starts, not when the file is read, and variables override values."""
+    """Patches are installed when the engine starts, not when the file is read, and variables override values.
+
+    Upstream's rule counts: the block replaces that of its base.
+    """
     from vllm_omni.config.config_factory import load_deploy_config
 
     from omni_fastpath.ledger import LEDGER
 
     os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS="3", OMNI_FASTPATH_SUBMISSION_ERRORS="0")
     register()
-    base = json.dumps({**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 5}})
+    base = json.dumps({"forward_gate": True, "budgeted_drain": {"max_items": 5}})
     odd = "x: {1: 0.5, 1: 0.7, true: 1, 'true': 2}\n"
     (tmp_path / "base.yaml").write_text(f"{odd}stages: [{{stage_id: 0}}]\nfastpath: {base}\n", encoding="utf-8")
     file = yaml(tmp_path, base_config="base.yaml", fastpath={"budgeted_drain": {"max_time_us": 700}})
@@ -319,7 +259,7 @@ def test_a_bad_variable_is_refused(tmp_path: Path, variable: str) -> None:
     register()
     assert messages == []
     file = yaml(tmp_path)
-    starts: list[Callable[[], Any]] = [lambda: read(file), lambda: engine(None), headless]
+    starts: list[Callable[[], Any]] = [lambda: read(file), lambda: engine(None), lambda: headless(None)]
     for start in starts:
         with pytest.raises(ConfigError, match=variable):
             start()
@@ -357,9 +297,7 @@ def test_a_refusal_off_the_main_thread_is_one_line(tmp_path: Path) -> None:
         thread.join()
     os._exit = real
     [line] = shown.getvalue().splitlines()
-    assert line.startswith(
-        "omni-fastpath: start refused: omni-fastpath: fastpath.on_unsupported is 'fail' and forward_"
-    )
+    assert line.startswith("omni-fastpath: start refused: fastpath.on_unsupported is 'fail' and forward_")
     assert (codes, [each for each in messages if "refused" in each]) == ([1], [])
 
 
@@ -384,7 +322,7 @@ def test_an_unknown_variable(tmp_path: Path) -> None:
 # ---- Errors of ours ----
 
 
-BROKEN = ("config:OmegaConf", "config:resolve", "config:Resolved.to_json", "install:apply")
+BROKEN = ("config:block_of", "config:resolve", "config:Resolved.to_json", "install:apply")
 """What of ours raises."""
 
 
@@ -406,7 +344,9 @@ def _break(where: str) -> None:
 @pytest.mark.parametrize("where", [*BROKEN, "pydantic", "omni_fastpath.patches"])
 @isolated("warm")
 def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
-    """After an internal error an engine starts, with a message if something is enabled, but not under ``fail``."""
+    """After an internal error an engine starts as stock with a message, but not under ``fail`` if that is known."""
+    from omni_fastpath.process_role import RefusedError
+
     register()
     _break(where)
     assert engine(yaml(tmp_path, "plain.yaml")) == []
@@ -417,18 +357,13 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
         assert {name: states()[name] for name in ON} == dict.fromkeys(ON, "failed")
         [shown] = state_files()
         assert "an internal error of omni-fastpath: RuntimeError(" in shown["patches"]["budgeted_drain"]["reason"]
-    yaml(tmp_path, "base.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
-    file = yaml(tmp_path, base_config="base.yaml")
-    read(file)
-    with pytest.raises(RuntimeError, match="on_unsupported is 'fail' and an internal error"):
-        engine(file)
-    os.environ["OMNI_FASTPATH_ON_UNSUPPORTED"] = "warn"  # which wins over the block
-    assert engine(file) == []
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
-    reads = where == "config:OmegaConf"
-    with contextlib.nullcontext() if reads else pytest.raises(RuntimeError, match="on_unsupported is 'fail'"):
+    knows = where in ("config:Resolved.to_json", "install:apply")
+    with (
+        pytest.raises(RefusedError, match="is 'fail' and there was an internal") if knows else contextlib.nullcontext()
+    ):
         engine(None)
-    assert reads or HANDOFF not in os.environ
+    assert HANDOFF not in os.environ or where == "config:block_of"
 
 
 # ---- Several engines in one process ----
@@ -440,7 +375,7 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
 def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block: dict[str, Any]) -> None:
     """A refused second engine changes neither the installed patches nor what the first one's stages get."""
     from omni_fastpath.config import ConfigError
-    from omni_fastpath.startup import RefusedError
+    from omni_fastpath.process_role import RefusedError
 
     register()
     assert engine(yaml(tmp_path, "one.yaml", **ALL_ON)) == []
@@ -456,7 +391,10 @@ def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block
 @pytest.mark.upstream
 @isolated("warm")
 def test_engines_share_what_is_installed(tmp_path: Path) -> None:
-    """Engines of a process share patches and values, also in their stages, and each difference is one warning."""
+    """Engines of a process share patches and values, and each difference is one warning.
+
+    The stages of an engine that asks for nothing get what the process keeps.
+    """
     from omni_fastpath.ledger import LEDGER
 
     def stages_get() -> dict[str, Any]:
@@ -472,37 +410,11 @@ def test_engines_share_what_is_installed(tmp_path: Path) -> None:
         assert engine(file) == []
         assert stages_get() == handed
     assert sum("stays on" in message for message in messages) == len({"nonblocking_dequeue", "budgeted_drain"})
-    assert sum("forward_gate: also on in the stages of this engine" in message for message in messages) == 1
     second = {"budgeted_drain": {"max_items": 9}, "save_queue_cap": {"max_tasks": 7}}
     assert engine(yaml(tmp_path, "four.yaml", fastpath=second)) == []
-    assert {**stages_get(), "save_queue_cap": None} == {**handed, "save_queue_cap": None}
-    assert stages_get()["save_queue_cap"]["max_tasks"] == 7
+    assert stages_get().keys() == {"nonblocking_dequeue", "budgeted_drain", "save_queue_cap"}
     options: Any = LEDGER.named("budgeted_drain").options
     assert options.max_items == 3
-
-
-@pytest.mark.upstream
-@isolated("warm")
-def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> None:
-    """An engine that another thread starts while plugins load runs without patches, which is logged."""
-    reached, may_go_on = threading.Event(), threading.Event()
-
-    class Stages(list[Any]):
-        def __iter__(self) -> Any:
-            if threading.current_thread() is second:
-                reached.set()
-                may_go_on.wait()
-            return super().__iter__()
-
-    second = threading.Thread(target=engine, args=(None, Stages()), name="second engine")
-    second.start()
-    reached.wait()
-    messages = log()
-    register()
-    may_go_on.set()
-    second.join()
-    [message] = messages
-    assert "while another thread (second engine) starts an engine" in message
 
 
 @pytest.mark.upstream
@@ -510,11 +422,9 @@ def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> Non
 def test_a_yaml_that_was_read_before_the_plugins_is_read_again(tmp_path: Path) -> None:
     """A deploy YAML that was read before registration is read again when the engine starts."""
     file = yaml(tmp_path, **ALL_ON)
+    read(file)
     register()
-    kind = importlib.import_module(PLANS[0]).StageRuntime
-    runtime = kind.__new__(kind)
-    runtime._stage_configs, runtime._config_path = [], str(file)
-    runtime._build_logical_stage_init_plans({}, [], {})
+    assert engine(file) == []
     assert asked() == ON
 
 
@@ -572,8 +482,7 @@ def plain_server() -> None:
 def test_a_headless_server_hands_on(tmp_path: Path) -> None:
     """A headless server installs nothing, and its stages get the configuration of its deploy YAML."""
     register()
-    read(yaml(tmp_path, fastpath={"forward_gate": True}))
-    assert headless() is not None
+    headless(yaml(tmp_path, fastpath={"forward_gate": True}))
     assert asked() == {"forward_gate": "not_applicable"}
     [shown] = state_files()
     assert (shown["role"], ours()) == ("headless", NOTHING)

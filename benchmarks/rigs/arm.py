@@ -42,7 +42,7 @@ class Arm:
     @property
     def enabled(self) -> frozenset[str]:
         """The patches that its variables switch on."""
-        return frozenset(config.resolve([], self.environment, PATCHES).enabled)
+        return frozenset(config.resolve(None, self.environment, PATCHES).enabled)
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

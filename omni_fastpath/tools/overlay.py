@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from omni_fastpath import config
-from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, short_repr
+from omni_fastpath.config import KEY, Block, ConfigError, read, refusal, resolve, short_repr
 from omni_fastpath.declare import Patch
 from omni_fastpath.process_role import MASTER
 
@@ -64,24 +65,25 @@ def refuse_as_upstream(path: Path) -> None:
 def misspelt(path: Path) -> list[str]:
     """The misspellings of ``fastpath`` in a deploy YAML and its bases. Empty if it cannot be read."""
     try:
-        return [key for block in read_blocks(path) for key in block.misspelt]
+        return list(read(path).misspelt)
     except ConfigError:
         return []
 
 
-def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
+def block_value(base: Block, sets: Sequence[str], patches: Sequence[Patch]) -> Any:
     """The ``fastpath`` value of the overlay: ``true``, or a mapping from the ``--set`` options.
 
-    The mapping starts from that of the base, or from the default set if the base has none. A value is YAML. Of two
-    values for one key the last counts.
+    It starts from what the base switches on, because its block is replaced as a whole, or from the default set.
+    A value is YAML. Of two values for one key the last counts.
 
     Raises:
         ConfigError: An option has another form than ``patch.key=value``, ``patch=true`` or ``on_unsupported=fail``.
     """
-    given = next((block.value for block in reversed(base) if isinstance(block.value, dict) and block.value), None)
+    own = base.value if resolve(base, {}, patches).enabled else True
     if not sets:
-        return given or True
-    block: dict[str, Any] = {**(given or {patch.name: True for patch in patches if patch.default_on})}
+        return own
+    usual = {each.name: True for each in patches if each.default_on}
+    block: dict[str, Any] = {**(own if isinstance(own, dict) else usual)}
     for assignment in sets:
         target, _, text = assignment.partition("=")
         name, dot, key = target.strip().partition(".")
@@ -111,12 +113,12 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
             result.
         UnicodeError: The name of the base is not UTF-8.
     """
-    blocks = read_blocks(base)
-    if output is not None and output.resolve() in {block.path.resolve() for block in blocks}:
+    block = read(base)
+    if output is not None and output.resolve() in {file.resolve() for file in block.files}:
         raise refusal("--output", found=short_repr(str(output)), allowed="a file that is not a base of the overlay")
-    value = block_value(blocks, sets, patches)
+    value = block_value(block, sets, patches)
     where = output or Path("the overlay")
-    resolve([*blocks, Block(where, value)], {}, patches)
+    resolve(dataclasses.replace(block, path=where, value=value), {}, patches)
     is_beside = output is not None and output.absolute().parent == base.absolute().parent
     named = Path(os.fsencode(base.name if is_beside else base.absolute()).decode())  # independent of the locale
     document = {"base_config": str(named), KEY: value}

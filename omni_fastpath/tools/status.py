@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, config, install, state
+from omni_fastpath import __version__, config, install, startup, state
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Fit, Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -140,7 +140,7 @@ def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str
     found = vllm_omni_release()
     # vllm logs to standard output while it is imported, but standard output is for the table or the JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        problems, same_as = {START: install.start_problems(None, patches)}, {}
+        problems, same_as = {START: startup.start_problems()}, {}
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:
@@ -156,7 +156,7 @@ def _compared(patch: Patch, release: str) -> Iterator[str]:
     changed = []
     for seam in row.seams:
         try:
-            verify_seam(seam, nearest, exact=True)
+            verify_seam(seam, nearest)
         except Exception as error:  # importing an upstream module may raise anything
             changed.append(str(error))
     yield f"{len(row.seams) - len(changed)} of {len(row.seams)} seams are as on {nearest}"

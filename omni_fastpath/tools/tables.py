@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Process, Reads, State
+from omni_fastpath.declare import Fit, Patch, Process, State
 from omni_fastpath.state import API_WORKER, REFRESH_S
 from omni_fastpath.tools.findings import HERE, SEVERITIES
 
@@ -240,8 +240,7 @@ def patch(of: Patch, width: int, *, full: bool) -> Iterator[str]:
         return
     row = install.row_here(of)
     fit = row if isinstance(row, Fit) else of.fits[-1]
-    uses = ((each, f" {', '.join(each.names)}" if isinstance(each, Reads) else "") for each in fit.seams)
-    seams = [(type(seam).__name__.lower(), f"{seam.path}{names}") for seam, names in uses]
+    seams = [(type(seam).__name__.lower(), seam.path) for seam in fit.seams]
     yield from _table(width, f"Seams on {', '.join(fit.releases)}", ("use", "slot"), seams)
     releases = [(", ".join(each.releases), each.state.value, each.remarks) for each in of.rows]
     yield from _table(width, "Releases", ("releases", "state", "note"), releases)

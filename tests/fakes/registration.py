@@ -10,10 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from omni_fastpath.startup import HEADLESS, PLANS, READER
+from omni_fastpath.startup import READER, START
 
 Key = tuple[str, str]
 """A slot: its module, and its path in it."""
@@ -138,16 +137,19 @@ def log() -> list[str]:
 
 def engine(file: Path | None, stages: Sequence[Any] = ()) -> Any:
     """Plan an engine's stages as upstream does before it spawns them: it reads the YAML again, and drops exceptions."""
-    kind = importlib.import_module(PLANS[0]).StageRuntime
+    kind = importlib.import_module("vllm_omni.engine.stage_runtime").StageRuntime
     runtime = kind.__new__(kind)
     runtime._stage_configs, runtime._model, runtime._config_path = stages, "model", str(file) if file else None
     return runtime._prepare_stage_plans()
 
 
-def headless() -> Any:
+def headless(file: Path | None) -> Any:
     """What a headless server calls before it spawns its stages."""
-    no_devices = SimpleNamespace(runtime_config=None, runtime=None, stage_id=0)
-    return importlib.import_module(HEADLESS[0]).get_headless_replica_devices(no_devices, 0, 1)
+    sys.argv.append("--headless")
+    try:
+        return getattr(importlib.import_module(START[0]), START[1])("model", file and str(file))
+    finally:
+        sys.argv.remove("--headless")
 
 
 STAGE = "StageEngineCoreProc_stage0_replica0"

@@ -93,15 +93,15 @@ class Upstream:
 
     def _read(self) -> dict[str, list[str]]:
         """What a release that was read has: the functions of this module as they are now, and one that it lacks."""
-        own = {"listen": self.module, **dict.fromkeys(("Loop.run", "Loop.make", "Loop.check"), self.module.Loop)}
-        raws = {name: vars(owner)[name.rpartition(".")[2]] for name, owner in own.items()}
-        found = {name: [seams.shape(raw), seams.fingerprint(seams.function_in(raw))] for name, raw in raws.items()}
-        return {f"{MODULE}:{name}": each for name, each in {**found, "Loop.gone": ["function(self)", "0" * 16]}.items()}
+        of_loop = {f"Loop.{name}": vars(self.module.Loop)[name] for name in ("run", "make", "check")}
+        raws = {"listen": self.module.listen, "Loop": self.module.Loop, **of_loop}
+        found = {name: [seams.fingerprint(seams.function_in(raw))] for name, raw in raws.items()}
+        return {f"{MODULE}:{name}": each for name, each in {**found, "Loop.gone": ["0" * 16]}.items()}
 
-    def read(self, path: str, shape: str, *bodies: str, release: str = TESTED) -> None:
-        """Have a function been this on a release."""
+    def read(self, path: str, *bodies: str, release: str = TESTED) -> None:
+        """Have a function had these fingerprints on a release."""
         seams.recorded(release)
-        self.functions[release][path] = [shape, *bodies]
+        self.functions[release][path] = [*bodies]
 
     def module_is(self, module: ModuleType) -> None:
         """Have a module imported."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -16,10 +17,11 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from omni_fastpath import __version__, install, process_role, state
-from omni_fastpath.declare import Call, Fit, State
+from omni_fastpath import __version__, install, process_role, startup, state
+from omni_fastpath.declare import Fit, Relies, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
+from omni_fastpath.seams import fingerprint
 from omni_fastpath.tools import cli, entrypoint, overlay, servers, status
 from tests.fakes.processes import process
 from tests.fakes.upstream import seams_here
@@ -193,11 +195,11 @@ def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) ->
     """
     compare = status._compared
     monkeypatch.setattr(status, "_compared", lambda *given: print("noise") or compare(*given))  # noqa: T201
-    seams = (Call("argparse", "Namespace.__eq__"), Call("argparse", "Namespace.gone"))
-    read = {"argparse:Namespace.__eq__": ["function(self, other)"]}
+    seams = (Relies("argparse", "Namespace.__eq__"), Relies("argparse", "Namespace.gone"))
+    read = {"argparse:Namespace.__eq__": [fingerprint(argparse.Namespace.__eq__)]}
     monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: read)
     monkeypatch.setattr(install, "import_wrappers", lambda _: None)
-    monkeypatch.setattr(install, "start_seams", lambda _: ())
+    monkeypatch.setattr(startup, "start_problems", list)
     known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
     monkeypatch.setattr(cli, "PATCHES", (known,))
     installed(monkeypatch, "0.31.0")
@@ -210,13 +212,13 @@ def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) ->
     assert [each["what"] for each in found["findings"]] == [f"{FIRST.name}: {install.release_problem(known)}"]
     same = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams[:1]),))
     monkeypatch.setattr(cli, "PATCHES", (same,))
-    monkeypatch.setattr(install, "start_seams", lambda _: (Call("argparse", "gone"),))
+    monkeypatch.setattr(startup, "start_problems", lambda: ["argparse:gone: it is gone"])
     installed(monkeypatch, "0.30.0+cu130")
     assert run("status")[0] == 0
     code, out, _ = run("status", "--verify")
     assert code == 1
     assert f"{FIRST.name}  every function is as in 0.30.0" in out
-    assert re.search("^ *start-up +argparse:gone: <module 'argparse'", out, re.MULTILINE)
+    assert re.search("^ *start-up +argparse:gone: it is gone", out, re.MULTILINE)
     assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
 
 
@@ -226,7 +228,7 @@ def test_a_start_that_fails_on_trouble_is_refused(run: Output, monkeypatch: pyte
     Without the rule, or if nothing is on, it is code 1.
     """
     moved = {name: ["made_up wraps it"] for name in ("budgeted_drain", "save_queue_cap")}
-    monkeypatch.setattr(install, "start_problems", lambda *_: [])
+    monkeypatch.setattr(startup, "start_problems", list)
     monkeypatch.setattr(install, "verify_patch", lambda patch, _: moved.get(patch.name, []))
     monkeypatch.setattr(install, "find_row", Mock(return_value=Mock(same_as="")))
     monkeypatch.setenv("OMNI_FASTPATH", "1")

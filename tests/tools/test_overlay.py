@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from omni_fastpath.config import ABSENT, ConfigError, read_blocks
+from omni_fastpath.config import ABSENT, ConfigError, read
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
 from tests.fakes.processes import isolated
@@ -47,11 +47,11 @@ def test_set_starts_from_the_default_set(base: Path, sets: tuple[str, ...], valu
     assert built(base, *sets) == value
 
 
-def test_set_starts_from_the_base_s_own_block(base: Path) -> None:
-    """If the base has a block, the overlay has it with the changes, so it does not depend on how blocks combine."""
+def test_set_over_an_inherited_block_keeps_it(base: Path) -> None:
+    """If the base has a block, the overlay has it with the changes, because it replaces that block as a whole."""
     base.write_text("fastpath: {valve: true}\n")
-    assert built(base) == {"valve": True}
     assert built(base, "pipe=true") == {"valve": True, "pipe": True}
+    assert built(base) == {"valve": True}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_an_overlay_follows_links_that_are_replaced(tmp_path: Path) -> None:
     for output, named in ((tmp_path / "fast.yaml", "deploy.yaml"), (tmp_path / "..2" / "fast.yaml", str(given))):
         output.write_text(overlay.build(overlay.find(str(given)), [], PATCHES, output=output))
         assert yaml.safe_load(output.read_text())["base_config"] == named
-        assert read_blocks(output)[0].path.resolve().parent.name == "..1"
+        assert read(output).files[-1].resolve().parent.name == "..1"
     (tmp_path / "new").symlink_to("..2")
     (tmp_path / "new").replace(data)
     (tmp_path / "..1" / "deploy.yaml").unlink()
     for output in (tmp_path / "fast.yaml", tmp_path / "..2" / "fast.yaml"):
-        assert read_blocks(output)[0].path.resolve() == tmp_path / "..2" / "deploy.yaml"
+        assert read(output).files[-1].resolve() == tmp_path / "..2" / "deploy.yaml"
 
 
 def test_without_upstream_nothing_more_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
     if not overlay.bundled():
         pytest.skip("vllm-omni is not installed")
     for path in overlay.bundled().values():
-        assert all((block.value, block.misspelt) == (ABSENT, ()) for block in read_blocks(path))
+        assert (read(path).value, read(path).misspelt) == (ABSENT, ())
         assert yaml.safe_load(overlay.build(path, [], PATCHES))["fastpath"] is True
 
 

@@ -34,7 +34,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies, Row, State, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
@@ -44,9 +44,9 @@ def _seams(owner: str) -> tuple[AnySeam, ...]:
     """The end of a request, in the class that has it, and the names in shared memory."""
     return (
         Wrap(ORCHESTRATOR, f"{owner}._cleanup_request_ids", wrapper="wrapped_cleanup_request_ids"),
-        Pin("vllm_omni.distributed.omni_connectors.connectors.shm_connector", "SharedMemoryConnector.put"),
-        Pin(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
-        Reads(ORCHESTRATOR, owner, ("request_states",)),
+        Relies("vllm_omni.distributed.omni_connectors.connectors.shm_connector", "SharedMemoryConnector.put"),
+        Relies(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
+        Relies(ORCHESTRATOR, owner),
     )
 
 
@@ -67,8 +67,8 @@ PATCH = Patch(
             state=State.SUPERSEDED,
             preview=True,
             seams=(
-                Pin(ORCHESTRATOR, "OrchestratorBase._cleanup_request_ids"),
-                Pin(ADAPTER, "OmniChunkTransferAdapter.release_shm_resources"),
+                Relies(ORCHESTRATOR, "OrchestratorBase._cleanup_request_ids"),
+                Relies(ADAPTER, "OmniChunkTransferAdapter.release_shm_resources"),
             ),
             note="the orchestrator tells the stages to remove the chunks of ended requests",
         ),

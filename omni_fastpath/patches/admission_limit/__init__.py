@@ -36,7 +36,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies, Row, State, Wrap
 
 SERVING = "vllm_omni.entrypoints.openai"
 CHAT, BATCH, SPEECH = (f"{SERVING}.{name}" for name in ("serving_chat", "batch_serving", "serving_speech"))
@@ -48,18 +48,18 @@ def _fit(release: str) -> Fit:
     """The row of a release."""
     seams: tuple[AnySeam, ...] = (
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
-        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+        Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
         Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
         Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
         Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
         Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
         Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
-        Call(ERRORS, "BaseServing.create_error_response"),
-        Reads("vllm.engine.arg_utils", "AsyncEngineArgs", ("max_num_queued_reqs", "max_num_queued_tokens")),
-        Reads("vllm_omni.entrypoints.async_omni", "AsyncOmni", ("request_states",)),
-        Reads(CHATS, "ChatCompletionRequest", ("n",)),
-        Reads(CHATS, "BatchChatCompletionRequest", ("messages",)),
-        Reads(f"{SERVING}.protocol.audio", "BatchSpeechRequest", ("items",)),
+        Relies(ERRORS, "BaseServing.create_error_response"),
+        Relies("vllm.engine.arg_utils", "AsyncEngineArgs"),
+        Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
+        Relies(CHATS, "ChatCompletionRequest"),
+        Relies(CHATS, "BatchChatCompletionRequest"),
+        Relies(f"{SERVING}.protocol.audio", "BatchSpeechRequest"),
     )
     return Fit(
         releases=(release,),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Reads, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Fit, Relies, Replace, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 MONITOR = "vllm_omni.engine.orchestrator_monitor"
-
-_OWN = ("_shutdown_event", "stage_pools", "_event_driven_orch", "_orch_monitor")
 
 
 def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
@@ -26,21 +24,21 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop", wrapper="wrapped_loop"),
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop_event_driven", wrapper="wrapped_loop"),
         Wrap(STAGE_POOL, "StagePool.add_client", wrapper="wrapped_add_client"),
-        *(Pin(STAGE_POOL, f"StagePool.{name}") for name in ("poll_llm_raw_output", read)),
-        *(Call(ORCHESTRATOR, f"{owner}.{name}") for name in (*called, *also_called)),
-        *(Call(STAGE_POOL, f"StagePool.{name}") for name in of_pool),
-        Call(MONITOR, "OrchestratorMonitor.note_loop"),
-        Call(MONITOR, "_NullOrchestratorMonitor.note_loop"),
-        Reads(ORCHESTRATOR, owner, _OWN),
-        Reads(STAGE_POOL, "StagePool", ("clients", "stage_type")),
-        Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue",)),
+        *(Relies(STAGE_POOL, f"StagePool.{name}") for name in ("poll_llm_raw_output", read)),
+        *(Relies(ORCHESTRATOR, f"{owner}.{name}") for name in (*called, *also_called)),
+        *(Relies(STAGE_POOL, f"StagePool.{name}") for name in of_pool),
+        Relies(MONITOR, "OrchestratorMonitor.note_loop"),
+        Relies(MONITOR, "_NullOrchestratorMonitor.note_loop"),
+        Relies(ORCHESTRATOR, owner),
+        Relies(STAGE_POOL, "StagePool"),
+        Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
         *more,
     )
 
 
 _FROM_0_30 = (
-    Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
-    Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
+    Relies(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
+    Relies("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
 )
 
 ROWS = (

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Options, Patch, Pin, Process, Reads, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Wrap
 
 UTILS = "vllm_omni.metrics.utils"
 BASE = "vllm_omni.engine.omni_engine_base"
@@ -64,12 +64,12 @@ def _seams(module: str, owner: str, *drains: AnySeam) -> tuple[AnySeam, ...]:
     """The drains of an engine, and the functions and attributes with which messages and their audio are read."""
     return (
         *drains,
-        Call(UTILS, "iter_mm_outputs"),
-        Call(UTILS, "count_audio_frames"),
-        Call("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
-        Reads(module, owner, ("output_queue",)),
-        Reads(MESSAGES, "OutputMessage", ("request_id", "stage_id", "engine_outputs", "finished")),
-        Reads(MESSAGES, "ErrorMessage", ("request_id",)),
+        Relies(UTILS, "iter_mm_outputs"),
+        Relies(UTILS, "count_audio_frames"),
+        Relies("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
+        Relies(module, owner),
+        Relies(MESSAGES, "OutputMessage"),
+        Relies(MESSAGES, "ErrorMessage"),
     )
 
 
@@ -78,10 +78,10 @@ def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
     return _seams(
         module,
         owner,
-        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try_get_output_async", pinned=True),
+        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try_get_output_async"),
         Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_get_output_blocking_async"),
-        Call("janus", "Queue._put"),
-        Pin("janus", "Queue._put_internal"),
+        Relies("janus", "Queue._put"),
+        Relies("janus", "Queue._put_internal"),
     )
 
 

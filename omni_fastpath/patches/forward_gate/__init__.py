@@ -44,7 +44,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
@@ -53,40 +53,29 @@ CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
 
 SEAMS: tuple[AnySeam, ...] = (
     Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", wrapper="wrapped_ar_init"),
-    Wrap(AR_SCHEDULER, "OmniARScheduler.update_from_output", wrapper="wrapped_update_from_output", pinned=True),
+    Wrap(AR_SCHEDULER, "OmniARScheduler.update_from_output", wrapper="wrapped_update_from_output"),
     Wrap(
         "vllm_omni.core.sched.omni_generation_scheduler",
         "OmniGenerationScheduler.__init__",
         wrapper="wrapped_generation_init",
     ),
     # Upstream's own split, and the stages that have it.
-    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload"),
-    Pin(CONNECTORS, "stage_sends_async_output"),
-    Call(CONNECTORS, "get_stage_connector_role"),
-    Reads(AR_SCHEDULER, "OmniARScheduler", ("vllm_config", "requests", "chunk_transfer_adapter")),
-    Reads(ADAPTER, "OmniChunkTransferAdapter", ("custom_process_next_stage_input_func",)),
-    Reads(
-        "vllm_omni.config.model",
-        "OmniModelConfig",
-        ("async_chunk", "worker_type", "engine_output_type", "session_mode", "stage_id", "model_stage"),
-    ),
-    Reads(
-        "vllm_omni.request",
-        "OmniRequest",
-        ("request_id", "external_req_id", "pooling_params", "resumable", "streaming_queue"),
-    ),
-    Reads("vllm.v1.core.sched.output", "SchedulerOutput", ("num_scheduled_tokens",)),
-    Reads("vllm_omni.outputs", "OmniModelRunnerOutput", ("multimodal_outputs", "inter_stage_outputs")),
-    Reads("vllm_omni.engine", "OmniEngineCoreOutput", ("request_id", "multimodal_output")),
+    Relies("vllm_omni.utils.mm_outputs", "partition_flat_payload"),
+    Relies(CONNECTORS, "stage_sends_async_output"),
+    Relies(CONNECTORS, "get_stage_connector_role"),
+    Relies(AR_SCHEDULER, "OmniARScheduler"),
+    Relies(ADAPTER, "OmniChunkTransferAdapter"),
+    Relies("vllm_omni.config.model", "OmniModelConfig"),
+    Relies("vllm_omni.request", "OmniRequest"),
+    Relies("vllm.v1.core.sched.output", "SchedulerOutput"),
+    Relies("vllm_omni.outputs", "OmniModelRunnerOutput"),
+    Relies("vllm_omni.engine", "OmniEngineCoreOutput"),
 )
 
-RECEIVES = Pin(CONNECTORS, "stage_receives_chunks")
+RECEIVES = Relies(CONNECTORS, "stage_receives_chunks")
 """Decides whether the orchestrator passes the payload on, without checking that the next stage has async-chunk."""
 
-FROM_0_30 = (
-    Pin("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges"),
-    Reads("vllm_omni.config.model", "OmniModelConfig", ("use_v2_model_runner", "final_output")),
-)
+FROM_0_30 = (Relies("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges"),)
 
 PATCH = Patch(
     name="forward_gate",

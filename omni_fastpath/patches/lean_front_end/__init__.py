@@ -35,7 +35,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
 
@@ -51,10 +51,10 @@ class FrontEndOptions(Options):
 
 
 TABLES: tuple[AnySeam, ...] = (
-    Pin(STATS, "OrchestratorAggregator.build_and_log_summary"),
+    Relies(STATS, "OrchestratorAggregator.build_and_log_summary"),
     Replace(STATS, "_format_table", wrapper="wrapped_format_table"),
     # Where it is defined, because its code runs.
-    Pin("vllm_omni.metrics.utils", "_format_table"),
+    Relies("vllm_omni.metrics.utils", "_format_table"),
 )
 """Upstream's tables, and the body that logs them."""
 

@@ -25,16 +25,16 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process, Reads
+from omni_fastpath.declare import Add, Counter, Fit, Patch, Process, Relies
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
 SEAMS = (
     Add(CORE_CLIENT, "AsyncMPClient.get_output_nowait", function="get_output_nowait"),
-    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async"),
-    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task"),
-    Call(CORE_CLIENT, "MPClient._format_exception"),
-    Reads(CORE_CLIENT, "AsyncMPClient", ("outputs_queue",)),
+    Relies(CORE_CLIENT, "AsyncMPClient.get_output_async"),
+    Relies(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task"),
+    Relies(CORE_CLIENT, "MPClient._format_exception"),
+    Relies(CORE_CLIENT, "AsyncMPClient"),
 )
 
 PATCH = Patch(

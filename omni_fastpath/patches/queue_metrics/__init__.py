@@ -51,7 +51,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Pin, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Relies, Wrap
 
 from .advice import ADVICE
 
@@ -68,11 +68,6 @@ STAGE_POOL = "vllm_omni.engine.stage_pool"
 STATE = "vllm_omni.entrypoints.client_request_state"
 SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
-_OF_A_POOL = (
-    *("clients", "final_output", "stage_type", "_output_processor"),
-    *("_audio_frames_by_request", "_non_empty_first_output_timestamps_by_request"),
-)
-
 
 def _fit(
     release: str,
@@ -82,30 +77,30 @@ def _fit(
     """The row of a release, by its names of the orchestrator and of the front end."""
     seams: tuple[AnySeam, ...] = (
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
-        Call("asyncio.queues", "Queue._put"),
-        Call("asyncio.queues", "Queue._get"),
-        Call("janus", "Queue._put"),
-        Pin("janus", "Queue._put_internal"),
-        Call("janus", "_SyncQueueProxy.qsize"),
+        Relies("asyncio.queues", "Queue._put"),
+        Relies("asyncio.queues", "Queue._get"),
+        Relies("janus", "Queue._put"),
+        Relies("janus", "Queue._put_internal"),
+        Relies("janus", "_SyncQueueProxy.qsize"),
         Wrap(STAGE_POOL, "StagePool.submit_initial", wrapper="wrapped_submit_initial"),
-        Call(STAGE_POOL, "StagePool.get_bound_replica_id"),
+        Relies(STAGE_POOL, "StagePool.get_bound_replica_id"),
         Wrap(ORCHESTRATOR, f"{loop}._orchestration_output_handler", wrapper="wrapped_output_handler"),
         Wrap(ORCHESTRATOR, f"{loop}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
         Wrap(ORCHESTRATOR, f"{loop}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
         Wrap(*front_end, wrapper="wrapped_final_output_handler"),
         Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
-        Reads(SAVING, "OmniTransferAdapterBase", ("_pending_save_reqs",)),
-        Reads(ORCHESTRATOR, loop, ("stage_pools", "request_states")),
-        Reads(ORCHESTRATOR, "OrchestratorRequestState", ("stage_submit_ts", "streaming")),
-        Reads(STATE, "ClientRequestState", ("request_id", "queue")),
-        Reads("vllm_omni.entrypoints.async_omni", "AsyncOmni", ("_paused",)),
-        Reads("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine", ("output_queue", "orchestrator_thread")),
-        Reads("vllm_omni.engine.messages", "OutputMessage", ("request_id", "stage_id", "engine_outputs")),
-        Reads(STAGE_POOL, "StagePool", _OF_A_POOL),
-        Reads("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase", ("final_output_type",)),
-        Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
-        Reads("vllm.v1.engine.core_client", "BackgroundResources", ("output_socket", "engine_manager")),
-        Reads("vllm_omni.engine", "OmniEngineCoreOutputs", ("timestamp",)),
+        Relies(SAVING, "OmniTransferAdapterBase"),
+        Relies(ORCHESTRATOR, loop),
+        Relies(ORCHESTRATOR, "OrchestratorRequestState"),
+        Relies(STATE, "ClientRequestState"),
+        Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
+        Relies("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine"),
+        Relies("vllm_omni.engine.messages", "OutputMessage"),
+        Relies(STAGE_POOL, "StagePool"),
+        Relies("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase"),
+        Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
+        Relies("vllm.v1.engine.core_client", "BackgroundResources"),
+        Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
     return Fit(
         releases=(release,),

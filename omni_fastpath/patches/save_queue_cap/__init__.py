@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -85,35 +85,17 @@ SEAMS: tuple[AnySeam, ...] = (
         wrapper="wrapped_scheduler_made",
     ),
     Wrap("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule", wrapper="wrapped_schedule"),
-    Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
-    Pin(BASE, "OmniTransferAdapterBase.__init__"),
-    Pin(BASE, "OmniTransferAdapterBase.save_loop"),
-    Pin(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
-    Pin(SHARED_MEMORY, "SharedMemoryConnector.put"),
-    Pin("vllm_omni.utils.mm_outputs", "to_payload_element"),
-    Pin("vllm_omni.utils.mm_outputs", "_to_cpu"),
-    Reads(
-        "vllm_omni.core.sched.omni_ar_scheduler",
-        "OmniARScheduler",
-        ("chunk_transfer_adapter", "vllm_config", "use_v2_model_runner", "running", "current_step"),
-    ),
-    Reads(
-        "vllm_omni.request",
-        "OmniRequest",
-        (
-            *("request_id", "external_req_id", "num_computed_tokens", "additional_information"),
-            "next_decode_eligible_step",
-        ),
-    ),
-    Reads(
-        ADAPTER,
-        "OmniChunkTransferAdapter",
-        (
-            *("save_thread", "stop_event", "connector", "custom_process_next_stage_input_func", "_sender_tokens"),
-            *("put_req_chunk", "_pending_save_reqs"),
-        ),
-    ),
-    Reads(SHARED_MEMORY, "SharedMemoryConnector", ("stage_id", "_metrics")),
+    Relies("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
+    Relies(BASE, "OmniTransferAdapterBase.__init__"),
+    Relies(BASE, "OmniTransferAdapterBase.save_loop"),
+    Relies(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
+    Relies(SHARED_MEMORY, "SharedMemoryConnector.put"),
+    Relies("vllm_omni.utils.mm_outputs", "to_payload_element"),
+    Relies("vllm_omni.utils.mm_outputs", "_to_cpu"),
+    Relies("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler"),
+    Relies("vllm_omni.request", "OmniRequest"),
+    Relies(ADAPTER, "OmniChunkTransferAdapter"),
+    Relies(SHARED_MEMORY, "SharedMemoryConnector"),
 )
 
 PATCH = Patch(

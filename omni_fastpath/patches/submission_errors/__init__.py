@@ -28,7 +28,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 MESSAGES = "vllm_omni.engine.messages"
@@ -40,9 +40,9 @@ def _seams(owner: str) -> tuple[AnySeam, ...]:
     submissions = (Wrap(ORCHESTRATOR, f"Orchestrator.{name}", wrapper="wrapped_submission") for name in _SUBMISSIONS)
     return (
         *submissions,
-        Call(ORCHESTRATOR, f"{owner}._fail_request_client_error"),
-        Reads(MESSAGES, "StageSubmissionMessage", ("request_id",)),
-        Reads(MESSAGES, "AddCompanionRequestMessage", ("parent_id",)),
+        Relies(ORCHESTRATOR, f"{owner}._fail_request_client_error"),
+        Relies(MESSAGES, "StageSubmissionMessage"),
+        Relies(MESSAGES, "AddCompanionRequestMessage"),
     )
 
 
