@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from omni_fastpath.declare import Add, AnySeam, Relies, Replace, Seam
+from omni_fastpath.declare import Add, AnySeam, Relies, Replace, Seam, Wrap
 
 FUNCTIONS = Path(__file__).parent / "functions"
 """One file per release that was read, written by ``scripts/functions.py``."""
@@ -135,12 +135,23 @@ def verify(seam: AnySeam, release: str) -> Slot:
     elif isinstance(seam, (Replace, Relies)) and not _is_plain_or_ours(raw):
         who = package(theirs(raw))
         difference = f"{who} wraps it, and the patch would bypass that; switch off this patch, or {who}'s wrapper"
-    elif (found := fingerprint(function_in(raw))) not in expected:
-        what = "its attributes have" if isinstance(raw, type) else "its body has"
-        difference = f"{what} changed: fingerprint {found}, expected {' or '.join(expected)}"
+    elif (found := as_read(seam, raw)) not in expected:
+        difference = f"it has changed: found {found}, expected {' or '.join(expected)}"
     if difference:
         raise SeamMovedError(f"{seam.path}: {difference}")
     return slot
+
+
+def as_read(seam: AnySeam, raw: Any) -> str:
+    """What ``functions/`` records of the object in a slot: the fingerprint of its source.
+
+    Of a library's function that is only wrapped it is the parameters, because any version of the library may be
+    installed.
+    """
+    it = function_in(raw)
+    if isinstance(seam, Wrap) and seam.module.partition(".")[0] not in UPSTREAM:
+        return f"({', '.join(inspect.signature(it).parameters)})"
+    return fingerprint(it)
 
 
 def function_in(raw: Any) -> Any:

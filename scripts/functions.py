@@ -17,7 +17,7 @@ from omni_fastpath.declare import Add
 from omni_fastpath.install import row_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import FUNCTIONS, UPSTREAM, find, fingerprint, function_in
+from omni_fastpath.seams import FUNCTIONS, UPSTREAM, as_read, find
 
 
 def written(file: Path, functions: dict[str, list[str]]) -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     found: dict[str, list[str]] = {}
     others: dict[str, list[str]] = json.loads(libraries.read_text(encoding="utf-8")) if libraries.exists() else {}
     for seam in (seam for row in rows if row is not None for seam in row.seams if not isinstance(seam, Add)):
-        body = fingerprint(function_in(find(seam).raw()))
+        body = as_read(seam, find(seam).raw())
         if seam.module.partition(".")[0] in UPSTREAM:
             found[seam.path] = [body]
         else:

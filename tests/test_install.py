@@ -370,7 +370,7 @@ def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam
     upstream.read(RUN.path, "0" * 16)
     other = patch("other", LISTEN, seam)
     reason = refused(upstream, other, State.UNSUPPORTED)
-    assert f"0.30.0; unlike 0.30.0: {RUN.path}: its body has changed: fingerprint" in reason
+    assert f"0.30.0; unlike 0.30.0: {RUN.path}: it has changed: found" in reason
     assert verify_patch(other) == [reason]
 
 

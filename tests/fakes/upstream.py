@@ -88,7 +88,7 @@ class Upstream:
         self.functions: dict[str, dict[str, list[str]]] = {}
         read = self._read()
         monkeypatch.setattr(seams, "recorded", lambda release: self.functions.setdefault(release, dict(read)))
-        monkeypatch.setattr(seams, "UPSTREAM", {MODULE})
+        monkeypatch.setattr(seams, "UPSTREAM", {MODULE, "made_up_stages"})
         self.release(TESTED)
 
     def _read(self) -> dict[str, list[str]]:
