@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = Plan(serve, bench, fixed(bench), options.primary)
         for arm in arms:  # refuse a wrong one before the first start
             results.progress(f"{arm.name}: {', '.join(sorted(arm.enabled)) or 'stock'}")
-    except (ValueError, OSError) as error:
+    except (ConfigError, ValueError, OSError) as error:
         parser.error(str(error))
 
     def run(console: Console) -> int:
