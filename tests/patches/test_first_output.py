@@ -256,93 +256,12 @@ def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
         assert quiet() == expected
 
 
-@every_release
-def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's pause of this engine, not of another one, ends the waiting of its requests, which begins anew."""
-    from benchmarks.rigs.inprocess import front_end, without_orchestrator
-
-    clock = SimpleNamespace(now_s=time.time())
-
-    async def paused(found: Any) -> None:
-        found._final_output_handler()
-        found._pause_cond, found._paused_stage_ids = asyncio.Condition(), set()
-        found._split_stage_ids_by_type = lambda _ids: ([], [])
-        await found.pause_generation(mode="keep", clear_cache=False)
-        found.final_output_task.cancel()
-
+def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio, or no sample where there is no such folder."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import account
+        from omni_fastpath.patches.queue_metrics import wrappers
 
-        for name in ("monotonic", "time"):
-            monkeypatch.setattr(account, name, lambda: clock.now_s)
-        with waiting() as pipeline:
-            pipeline.settle()
-            other, found = (front_end(each, {}, event_driven=False) for each in (without_orchestrator(), pipeline))
-            asyncio.run(paused(other))
-            assert quiet() == {("0", "1"): 1}
-            asyncio.run(paused(found))
-            assert quiet() == {}
-            clock.now_s += 100.0
-            assert quiet("longest_without_output_seconds") == {}
-            found._pause_cond = asyncio.Condition()  # of the next event loop
-            asyncio.run(found.resume_generation())
-            clock.now_s += 29.0
-            assert quiet() == {}
-            assert quiet("longest_without_output_seconds") == {("0", "1"): pytest.approx(29.0)}
-            clock.now_s += 1.0
-            assert quiet() == {("0", "1"): 1}
-
-
-# ---- Shared memory ----
-
-
-@pytest.fixture
-def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in the place of ``/dev/shm``."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import shared_memory
-
-        folder = tmp_path / "shm"
-        folder.mkdir()
-        monkeypatch.setattr(shared_memory, "FOLDER", str(folder))
-        yield folder
-
-
-def put(folder: Path, name: str, ago_s: float = 0.0) -> None:
-    """A file of seven bytes that was written so long ago."""
-    (folder / name).write_bytes(b"a chunk")
-    os.utime(folder / name, (time.time() - ago_s,) * 2)
-
-
-def look(*requests: str) -> dict[tuple[str, ...], float]:
-    """The metrics of shared memory, by name and stage."""
-    from omni_fastpath.patches.queue_metrics import shared_memory
-
-    return {(name, *labels.values()): value for name, value, labels in shared_memory.content(requests, 2)}
-
-
-def test_chunks_are_counted_by_stage_and_what_nobody_can_fetch_apart(shm: Path) -> None:
-    """A known request's chunks count by stage, unknown ones older than ten minutes as orphans, and locks nowhere."""
-    for name in ("chat-1_0_0", "chat-1_0_1", "shm_chat-1_0_1_lockfile.lock", "chat-1_1_0", "psm_12ab", "wake_0_12_x"):
-        put(shm, name, 700)
-    put(shm, "chat-2_0_0", 700)
-    put(shm, "shm_chat-2_0_1_lockfile.lock", 700)
-    put(shm, "chat-3_0_0", 500)
-    (shm / "omni_shm_wake_0_12").mkdir()
-    os.utime(shm / "omni_shm_wake_0_12", (0, 0))
-    before = {*shm.iterdir()}
-    found = look("chat-1")
-    assert 0 < found.pop(("shared_memory_used_ratio",)) < 1
-    assert found == {
-        ("shared_memory_orphans",): 1,
-        ("shared_memory_chunk_bytes", "0"): 14,
-        ("shared_memory_chunk_bytes", "1"): 7,
-    }
-    assert look("chat-1", "chat-2", "chat-3")["shared_memory_orphans",] == 0
-    assert {*shm.iterdir()} == before
-
-
-def test_where_there_is_no_shared_memory_nothing_is_shown(shm: Path) -> None:
-    """There is no sample and no exception."""
-    shm.rmdir()
-    assert look() == {}
+        wrappers._accounts.append(SimpleNamespace(depths=tuple, without_output=tuple))
+        assert 0 < shown("shared_memory_used_ratio")[()]["value"] < 1
+        monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")
+        assert shown("shared_memory_used_ratio") == {}

@@ -7,20 +7,15 @@ What:
     minutes it is looked for again every 2.5 s, because a stage may still be sending.
 Why:
     The chunks of a client who left before they were read stay until the server ends, and the lock files even longer.
-    The same is true of the chunk of a request for text alone, and of what the thinker sends after the talker's last
-    step. The first chunk has the hidden states of the whole prompt. When ``/dev/shm`` is full, the next put kills its
-    stage with SIGBUS.
+    The same is true of a chunk for text alone, and of what the thinker sends after the talker's last step. The first
+    chunk has the hidden states of the whole prompt. When ``/dev/shm`` is full, the next put kills its stage (SIGBUS).
 Why not a hook:
     Upstream has none at the end of a request.
 Scope:
-    The orchestrator's process, because it alone knows that no stage has use for a request, in both modes. It is also
-    where upstream does this from 0.32 on. One thread, which ends when nothing is left to look for. Only names of
-    requests that this server has ended are removed, never those of a request that it has, not even under the same id,
-    nor a file that is younger than 5 s. A stage may still have a request that the orchestrator has ended, until the
-    abort has arrived there. Whether it finds a chunk of it changes nothing for anybody. Not covered: stages on other
-    hosts or with a ``/dev/shm`` of their own, requests whose server is killed or ends within 5 s, chunks that are sent
-    more than five minutes after their request's end, and more than 10,000 requests in that time, of which the earliest
-    are forgotten.
+    The orchestrator's process, in both modes. Only names of requests that this server has ended are removed, never
+    those of a request that it has, not even under the same id, nor a file that is younger than 5 s. Not covered: stages
+    on other hosts or with a ``/dev/shm`` of their own, requests whose server is killed or ends within 5 s, chunks that
+    are sent later than five minutes, and more than 10,000 ended requests in that time.
 Fragility:
     Wraps the orchestrator's ``_cleanup_request_ids``, through which every request ends, and sees what it takes out of
     ``request_states``, whose keys are the external ids. Relies on the names of chunks and lock files, so

@@ -2,28 +2,22 @@
 
 What:
     With ``--max-num-queued-reqs N`` a request is admitted if it, the engine's unfinished requests and the admitted
-    requests that have not reached the engine are at most N. Otherwise vLLM's ``QueueOverflowError`` is the answer, with
-    status 503 and vLLM's text and body. The answer has ``Retry-After`` (1 to 30 seconds) unless the
-    request alone needs more than N. The check precedes rendering, tokenizing and decoding. A place is reserved from
-    the check until the engine counts
-    the request. A request stops counting when its answer ends or fails or its client disconnects, even if the engine
-    still has the request, because upstream forgets a request whose answer was not read to its end only when Python
-    collects the garbage. A request for ``n`` answers, or a batch of n, takes n places. Each request over a web socket
-    is checked, but no place is reserved for it.
+    requests that have not reached the engine are at most N. Otherwise the answer is vLLM's ``QueueOverflowError``, a
+    503 with ``Retry-After`` (1 to 30 s; none if the request alone needs more than N), before anything is rendered or
+    tokenized. A request stops counting when its answer ends or its client disconnects. A request for ``n`` answers, or
+    a batch of n, takes n places.
 Why:
     vLLM-Omni accepts the flag and prints what it promises, but ``AsyncOmni.check_admission`` is the empty method of its
-    base class, and chat and speech do not call it. Under a load beyond the server's capacity all first audio then gets
-    later for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through
-    (vllm issue #58192).
+    base class, and chat and speech do not call it. Beyond the server's capacity all first audio then gets later for as
+    long as the load lasts. vLLM itself counts only after rendering, and lets a burst through (vllm issue #58192).
 Why not a hook:
     The method could be overridden, but a plugin has no place between a request's body and its rendering.
 Scope:
-    Chat and speech, batches too, streamed or not. Completions, responses, messages, transcriptions and everything else
-    that calls ``check_admission``. On ``/v1/audio/speech/stream`` each sentence is checked, so that the error may be
-    for a sentence in the middle. Web sockets that answer by chat are checked as chat is. ``/v1/realtime``, images,
-    videos and audio of diffusion models count and are never refused. Duplex sessions do not count. Each of several API
-    servers counts its own requests, so M servers admit up to M times N. Tokens are not counted, and a warning says so
-    if ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
+    Chat and speech, batches too, and everything that calls ``check_admission``. Over a web socket each request, or
+    sentence of speech, is checked and no place is reserved. ``/v1/realtime``, images, videos and audio of diffusion
+    models count and are never refused; duplex sessions do not count. Each of M API servers counts its own requests, so
+    they admit up to M times N. Tokens are not counted, and a warning says so if ``--max-num-queued-tokens`` is set.
+    Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
     between, so that body is pinned. No class declares what is read of the application's state: ``args``,

@@ -1,48 +1,26 @@
 """Where a server's time is spent, queues, and requests without output, on ``/metrics``, also on stock.
 
 What:
-    For the first audio and the first text of each streamed answer: how long it took, leg by leg. ``way_in`` begins when
-    the kernel has the request and ends when a stage has it. ``engines`` ends when the raw output with the first audio
-    or text is made, ``queue`` when the orchestrator begins to process it, ``dispatch`` when it puts the message for the
-    front end, ``hand_over`` when the message is in the request's own queue, and ``writing`` when the server has its
-    bytes. All legs but ``engines`` are time in the API process. Also how many raw outputs were ahead of it in its
-    replica's queue when it arrived there, and how many messages in the front end's. For each replica: how long a raw
-    output took from its construction until the orchestrator had routed it, how many are queued, how many requests had
-    no output of any stage for 30 seconds, and the longest time without one. For an API process: how late the event
-    loops of the orchestrator and of the front end run a timer, how long full garbage collections stopped the process,
-    how full ``/dev/shm`` is, how many of its bytes are chunks of this server's requests by stage, and how many chunks
-    are never fetched. For each stage with async-chunk: how many tasks are in its save queue.
+    For the first audio and the first text of each streamed answer: how long it took, leg by leg, and how many raw
+    outputs and messages were ahead of it. For each replica: how long raw outputs take until they are routed, how many
+    are queued, and which requests had no output of any stage for 30 seconds. How late the event loops of the
+    orchestrator and of the front end run a timer, how full ``/dev/shm`` is, and the tasks in a stage's save queue.
 Why:
-    Upstream's metrics do not show where a server's time is spent. A first audio that waits a millisecond in its stage
-    and two seconds behind the codec frames of others looks like a slow stage. A request whose stage no longer answers
-    looks like a long one. These metrics show the effect of every other patch on a running server.
+    Upstream's metrics do not show where time is spent. A first audio that waits a millisecond in its stage and two
+    seconds behind the codec frames of others looks like a slow stage, and a stage that hangs like a long request.
 Why not a hook:
     Upstream has none around routing. Its own monitor of the orchestrator's loop writes a file at the end.
 Scope:
-    Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, all of which call the wrapped
-    methods. The front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none). Stage processes. If it
-    is installed while a server runs, it begins with the next orchestrator. Legs are measured for the first request of
-    an HTTP POST whose answer is sent in parts, and counted when the last leg ends. They are not measured for web
-    sockets, library users and answers in one piece. The time at which the kernel had the request is known for TCP
-    connections of uvicorn on Linux, to some milliseconds. Otherwise ``way_in`` begins at the application's first line.
-    Without async-chunk, ``engines`` includes the orchestrator's work between two stages. Legs and residence are
-    measured for replicas that were spawned here or send by a local transport, because another host has another clock.
-    Outputs of a diffusion stage have no time of construction. First audio is the first for which upstream counts
-    frames, at a stage whose audio is sent to the user. First text is what upstream records as the first output that is
-    not empty. A first output is missed if upstream forgets another request of that stage while it is processed, and if
-    0.32 routes it while it processes the raw output of another stage. Raw outputs that the event-driven loop has read
-    and not dispatched count in times but not in the depth. A raw output counts twice if ``budgeted_drain`` holds the
-    end of a request in it. A request waits for the first of its stages that has not finished it. A request at a
-    diffusion stage, whose only output is the last, never counts as without output, nor does a session between two
-    segments, which waits for its client. While an engine is paused or asleep, none of its requests does, and after it
-    the time begins anew. A chunk counts as never fetched if it is older than ten minutes and belongs to
-    no request of this API process. Another server, or another API process of this one, may still wait for it. Nothing
-    is deleted. Figures of stages and of other API processes are up to two seconds old.
+    Both of upstream's loops, and ``budgeted_drain``. Legs: the first request of an HTTP POST whose answer is sent in
+    parts. Only replicas on this host are timed. Outputs of a diffusion stage are not, and a request there, or a session
+    that waits for its client, never counts as without output. Missed is a first output while whose processing upstream
+    forgets another request. What the event-driven loop has read and not dispatched counts in times but not in the
+    depth. Without async-chunk, ``engines`` includes the orchestrator's work between two stages.
 Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
     first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
-    on, the names of chunks in ``/dev/shm``, and ``transport`` of uvicorn's connection.
+    on, and ``transport`` of uvicorn's connection.
 Upstream thread:
     vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
@@ -102,12 +80,7 @@ def _fit(
         Relies("vllm.v1.engine.core_client", "BackgroundResources"),
         Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
-    return Fit(
-        releases=(release,),
-        preview="rc" in release,
-        seams=seams,
-        of_stages=(SAVING,),
-    )
+    return Fit(releases=(release,), preview="rc" in release, seams=seams, of_stages=(SAVING,))
 
 
 _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler")
@@ -136,15 +109,8 @@ PATCH = Patch(
         _metric("requests_without_output", "Requests that wait for a replica, without an output for 30 seconds"),
         _metric("longest_without_output_seconds", "The longest time that a request at a replica had no output"),
         _metric("shared_memory_used_ratio", "The used share of /dev/shm, from 0 to 1"),
-        _metric("shared_memory_chunk_bytes", "Bytes of this server's requests in /dev/shm, by sending stage"),
-        _metric("shared_memory_orphans", "Files of chunks in /dev/shm that are never fetched"),
         _metric("event_loop_lag_seconds", "How late an event loop ran a timer", "loop", bounds=SECONDS),
-        _metric("gc_pause_seconds", "How long a full garbage collection stopped the process", bounds=SECONDS),
         _metric("save_queue_tasks", "Tasks in a stage's save queue"),
     ),
-    rows=(
-        _fit("0.28.0", "Orchestrator", _IN_0_28),
-        _fit("0.30.0"),
-        _fit("0.32.0rc1"),
-    ),
+    rows=(_fit("0.28.0", "Orchestrator", _IN_0_28), _fit("0.30.0"), _fit("0.32.0rc1")),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ class Replica:
 
 
 class Account:
-    """The observations of one orchestrator. It is made on the orchestrator's thread, which is its ``thread``.
+    """The observations of one orchestrator.
 
     Args:
         orchestrator: The orchestrator.
@@ -49,13 +48,11 @@ class Account:
     """
 
     def __init__(self, orchestrator: Any, journeys: Mapping[str, Journey], counters: dict[str, int]) -> None:
-        self._orchestrator = ref(orchestrator)
+        self.orchestrator = ref(orchestrator)
         self._journeys, self._counters = journeys, counters
         self._replicas: WeakKeyDictionary[Any, Replica] = WeakKeyDictionary()
         self._processed: tuple[int, float, Replica] | None = None
         self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
-        self._paused_s = -inf  # when the engine was last seen paused
-        self.thread = threading.current_thread()
 
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
         """Called when processing begins. Returns what to call when it ends, or None if the replica is gone.
@@ -99,12 +96,7 @@ class Account:
     @property
     def pools(self) -> Any:
         """The orchestrator's pools. Empty if it no longer exists."""
-        return getattr(self._orchestrator(), "stage_pools", ())
-
-    @property
-    def requests(self) -> dict[str, Any]:
-        """The orchestrator's states of its current requests, by id."""
-        return dict(getattr(self._orchestrator(), "request_states", {}))  # one step, as another thread may change it
+        return getattr(self.orchestrator(), "stage_pools", ())
 
     def depths(self) -> Iterator[tuple[int, int, int]]:
         """Stage, replica, and the depth of its client's queue. A replica has metrics from the first call on."""
@@ -114,17 +106,13 @@ class Account:
                     self._replica(stage_id, replica_id, pool)
                     yield stage_id, replica_id, client.outputs_queue.qsize()
 
-    def note_paused(self) -> None:
-        """Note that the engine is paused. From now on no request has waited longer than since then."""
-        self._paused_s = monotonic()
-
     def without_output(self) -> Iterator[tuple[tuple[int, int | None], float]]:
         """For each request, the stage and replica that it waits for, and the seconds since any stage made an output.
 
-        Time in a pause of the engine does not count. Requests that wait for their client are left out, and those at a
-        diffusion stage, whose only output is the last.
+        Requests that wait for their client are left out, and those at a diffusion stage, whose only output is the last.
         """
-        pools, states = self.pools, self.requests
+        pools = self.pools
+        states = dict(getattr(self.orchestrator(), "request_states", {}))  # one step, as another thread may change it
         for request_id in self._output_s.copy().keys() - states.keys():
             self._output_s.pop(request_id, None)
         for request_id, state in states.items():
@@ -137,7 +125,7 @@ class Account:
                 ended = [segment.finished for segment in state.streaming.segments.copy().values()]  # of a session
                 if since_output_s > since_input_s or not (ended and all(ended)):
                     slot = stage_id, pools[stage_id].get_bound_replica_id(request_id)
-                    yield slot, min(since_output_s, since_input_s, monotonic() - self._paused_s)
+                    yield slot, min(since_output_s, since_input_s)
 
     def _replica(self, stage_id: int, replica_id: int, pool: Any) -> Replica | None:
         client = next(islice(pool.clients, replica_id, None), None)

@@ -32,9 +32,4 @@ ADVICE = {
         what="shared memory is {value:.0%} full, and a stage that finds no room for a chunk fails",
         do="Give the container a larger /dev/shm (`--shm-size`, or an emptyDir of medium Memory).",
     ),
-    "shared_memory_orphans": Advice(
-        finding="shared-memory",
-        what="shared memory has {value:.0f} chunks of unknown requests that were not fetched for ten minutes",
-        do="They are from earlier servers or requests. Delete them from /dev/shm if no other server uses it.",
-    ),
 }

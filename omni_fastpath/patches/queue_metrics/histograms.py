@@ -72,8 +72,3 @@ class Distributions:
     def clear(self) -> None:
         """Forget all values."""
         self._found.clear()
-
-
-def gauge(labels: Mapping[str, str], value: float) -> Sample:
-    """The sample of a gauge."""
-    return {"labels": dict(labels), "value": value}

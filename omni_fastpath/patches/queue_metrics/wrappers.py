@@ -6,14 +6,14 @@ Upstream's function runs first where possible, so an exception of this patch cos
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakSet, ref
 
 import janus
 
@@ -21,10 +21,9 @@ from omni_fastpath import queues, threads
 from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
-from . import PREFIX, shared_memory
+from . import PREFIX
 from .account import Account, End
-from .delays import LOOPS, Pauses, measure_lag
-from .histograms import Sample, gauge
+from .histograms import Sample
 from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
 
 _runtime = runtime("queue_metrics")
@@ -34,13 +33,15 @@ _guard = _runtime.guard("observing")
 WITHOUT_S = 30.0
 """After this time without an output a request is counted."""
 
+LAG_EVERY_S = 0.25
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
+
 _accounts: list[Account] = []
-_observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
-"""The accounts by orchestrator. Empty after observation has ended."""
+"""One for each orchestrator, also for one that no longer exists. Empty after observation has ended."""
+_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+"""The measured event loops. A loop that is removed is no longer measured."""
 _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
-_front_ends: dict[Any, ref[Any]] = {}
-"""The front ends by the threads of their orchestrators."""
 _adapters: list[ref[Any]] = []
 """It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
@@ -69,6 +70,21 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
         return result
 
     return wrapper
+
+
+def measure_lag(name: str) -> None:
+    """Measure how late the running event loop runs a timer, four times per second, if it is not measured yet."""
+    loop, lag = asyncio.get_running_loop(), SEEN.of("event_loop_lag_seconds", loop=name)
+
+    def measure(due_s: float) -> None:
+        with _guard:
+            if loop in _loops:
+                lag.observe(max(0.0, monotonic() - due_s))
+                loop.call_later(LAG_EVERY_S, measure, monotonic() + LAG_EVERY_S)
+
+    if loop not in _loops:
+        _loops.add(loop)
+        loop.call_later(LAG_EVERY_S, measure, monotonic() + LAG_EVERY_S)
 
 
 # ---- A request's connection ----
@@ -126,7 +142,6 @@ def wrapped_final_output_handler(front_end: Any) -> None:
     """Observe the orchestrator's queue. Called when a request begins, on the front end's event loop."""
     measure_lag("front_end")
     threads.note(threads.FRONT_END)
-    _front_ends[front_end.engine.orchestrator_thread] = ref(front_end)
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
         _queues.append(ref(queue))
@@ -139,7 +154,7 @@ def _put(queue: Any, message: Any) -> bool:
     first = None if journey is None else journey.first_in(message)
     if first is not None:
         first.note_put(message, queues.length(queue) - 1)
-    return not _observed
+    return not _accounts
 
 
 # ---- The orchestrator ----
@@ -148,13 +163,15 @@ def _put(queue: Any, message: Any) -> bool:
 @_around
 def wrapped_output_handler(orchestrator: Any) -> None:
     """Observe an orchestrator. Called on its event loop before either of its loops begins."""
-    if orchestrator not in _observed:
-        if not _accounts:
-            gc.callbacks.append(Pauses())
-            for output in OUTPUTS:
-                distributions(output)
-        _accounts.append(_observed.setdefault(orchestrator, Account(orchestrator, _journeys, _counters)))
+    if _account(orchestrator) is None:
+        for output in OUTPUTS:
+            distributions(output)
+        _accounts.append(Account(orchestrator, _journeys, _counters))
         measure_lag("orchestrator")
+
+
+def _account(orchestrator: Any) -> Account | None:
+    return next((each for each in _accounts if each.orchestrator() is orchestrator), None)
 
 
 @_around
@@ -167,14 +184,14 @@ def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> E
 @_around
 def wrapped_process_llm_stage_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
     """Observe the processing of one raw output."""
-    account = _observed.get(orchestrator)
+    account = _account(orchestrator)
     return None if account is None else account.processing(*args, **kwargs)
 
 
 @_around
 def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
     """Observe the routing of the outputs that were just processed."""
-    account = _observed.get(orchestrator)
+    account = _account(orchestrator)
     return None if account is None else account.routing(*args, **kwargs)
 
 
@@ -194,7 +211,7 @@ def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
 def figures() -> dict[str, list[Sample]]:
     """The current samples for ``/metrics``. The thread that writes the state file calls it."""
     found: dict[str, list[Sample]] = {}
-    gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
+    gauges = ((name, {"labels": labels, "value": value}) for name, value, labels in _gauges())
     for name, sample in itertools.chain(gauges, SEEN.samples()):
         found.setdefault(PREFIX + name, []).append(sample)
     return found
@@ -206,8 +223,6 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
         for stage_id, replica_id, waiting in account.depths():
             waits[stage_id, replica_id] = []
             yield "queued_raw_outputs", waiting, _labels(stage_id, replica_id)
-        if account.thread in _front_ends and getattr(_front_ends[account.thread](), "_paused", False):
-            account.note_paused()
         for slot, seconds in account.without_output():
             waits.setdefault(slot, []).append(seconds)
         for slot, each in waits.items():
@@ -215,8 +230,9 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
             yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
     if _accounts:
         yield "queued_messages", sum(map(queues.length, filter(None, [each() for each in _queues]))), {}
-        requests = {each for account in _accounts for each in account.requests}
-        yield from shared_memory.content(requests, max(len(account.pools) for account in _accounts))
+        if os.path.isdir(SHARED_MEMORY):  # noqa: PTH112 - no other call here makes a Path
+            room = os.statvfs(SHARED_MEMORY)
+            yield "shared_memory_used_ratio", 1 - room.f_bfree / room.f_blocks, {}
     for adapter in filter(None, [each() for each in _adapters]):
         yield "save_queue_tasks", tasks_in(adapter._pending_save_reqs), {}
 
@@ -237,7 +253,5 @@ def tasks_in(queue: Any) -> int:
 
 def taken_off() -> None:
     """End all observation, and forget all figures."""
-    for known in (_observed, _journeys, LOOPS, _accounts, _queues, _front_ends, _adapters, SEEN):
+    for known in (_journeys, _loops, _accounts, _queues, _adapters, SEEN):
         known.clear()
-    for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
-        gc.callbacks.remove(pauses)

@@ -1,43 +1,28 @@
 """Chunks for the next stage are sent fairly by stream and bounded in bytes. The producer never blocks.
 
 What:
-    With async-chunk a stage hands the payloads of every step, as tasks, to a save thread, which sends them to the next
-    stage. With the patch each stream has its own queue. Tasks are sent in order of arrival, except those of streams
-    whose sends are slow. Such a stream is sent when the others have had as much of the thread's time, or when nothing
-    else is queued. While the payload of all streams is over ``max_bytes`` (queued, being sent and, over shared memory,
-    put and not yet fetched), the streams with the most are held, which means that they are left out of the next steps
-    until their payload has drained. A hold ends after ``max_hold_s`` at the latest. Then the stream takes one step and
-    may be held again. So there is at most twice ``max_bytes``, plus what the running steps add and one step for each
-    hold that expired. Nothing is dropped, and the order within a stream does not change. The end of a request, the end
-    of a segment and clean-up are never held.
+    Tasks of a stage's save thread are sent in order of arrival, except those of streams whose sends are slow: these are
+    sent when the others had as much of the thread's time, or have no task. While more than ``max_bytes`` are queued,
+    being sent or, in shared memory, not fetched, the streams with the most are left out of steps (held). After
+    ``max_hold_s`` a held stream takes one step. So there is at most twice ``max_bytes``, plus what the running steps
+    add. Nothing is dropped, the order within a stream stays, and ends and clean-up are never held.
 Why:
     Upstream's queue is first in, first out, and neither it nor the chunks in shared memory have a bound. One slow
     receiver delays the chunks of all streams, and memory grows as long as it is slow.
 Why not a hook:
     The queue is a private member, and upstream's scheduler has no hook that decides whether a stream may run.
 Scope:
-    Stage processes with async-chunk, an autoregressive scheduler, model runner v1 and a next stage. A hold asks
-    upstream to skip a running request for one step (``next_decode_eligible_step``). The request stays in the running
-    queue, so that abort, preemption, statistics and its KV blocks remain upstream's. No stream is held where this was
-    not found to be safe, and the state gives the reason: schedulers other than ``OmniARScheduler`` and
-    ``OmniARAsyncScheduler`` themselves (coupled streams must run in one step), paired requests, LoRA (vLLM counts only
-    the adapters of scheduled requests), speculative decoding, transfer of KV cache, pipeline parallelism.
-    There is one save thread, as upstream has. A slow send delays the other streams while it lasts. A put that hangs
-    stops all audio of its stage, and its text once ``max_bytes`` is reached. From 0.32 on a stage whose processor takes
-    the requests of a step together (Fish Audio) is not applicable, because its tasks do not belong to one stream. The
-    model runner's own save queue, which synchronous full payloads and model runner v2 use, is not covered. After an
-    exception of the patch, in any thread, all tasks are in one deque again, in order of arrival, and no stream is held.
+    Autoregressive stages with async-chunk, model runner v1 and a next stage. Upstream skips a held request for a step
+    (``next_decode_eligible_step``) and keeps all else of it. No stream is held where that was not found safe: other
+    scheduler classes, paired requests, LoRA, speculative decoding, transfer of KV cache, pipeline parallelism. There is
+    one save thread, so a put that hangs stops all audio of its stage. Not covered: the model runner's own save queue
+    (synchronous full payloads, model runner v2), and from 0.32 on tasks of a whole step (Fish Audio).
 Fragility:
-    Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
-    made. ``save_loop`` and the adapter's constructor are pinned. Relies on ``Scheduler.schedule`` to count
-    ``current_step`` and to skip requests by ``next_decode_eligible_step``, so that body is pinned too. Unfetched chunks
-    are found by the names that ``SharedMemoryConnector`` gives its segments, and their sizes come from its figures, so
-    ``put`` is pinned, and so is the function that numbers the chunks. A payload may wait without a copy on a GPU stage
-    because of how the runner makes it (`payload`), so the functions that slice it are pinned. No class declares
-    ``omni_final_stage_id`` of a request's additional information, nor from 0.32 on
-    ``custom_process_next_stage_input_batch_func`` of the adapter. A task has ``request``, ``multimodal_output``,
-    ``cleanup_shm`` or ``release_shm``. One of another shape makes the patch step aside. Set: ``_pending_save_reqs`` of
-    the adapter, ``next_decode_eligible_step`` of a request, an attribute of the patch on the scheduler.
+    Replaces ``_pending_save_reqs`` of the adapter by an object with the four operations that upstream uses, right after
+    the adapter is made, and sets ``next_decode_eligible_step`` of requests. Unfetched chunks are found by their names.
+    A task has ``request``, ``multimodal_output``, ``cleanup_shm`` or ``release_shm``; one of another shape makes the
+    patch step aside. No class declares ``omni_final_stage_id`` of a request's additional information, nor from 0.32 on
+    ``custom_process_next_stage_input_batch_func`` of the adapter.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:

@@ -2,10 +2,9 @@
 
 What:
     Upstream's orchestrator submits a request to its stages, and with ``async_chunk`` announces it to later ones. If
-    that raises, this request fails through upstream's own helper. Its client gets status 400 with the text of the
+    that raises, this request fails through upstream's own helper: its client gets status 400 with the text of the
     exception, its stages drop it, and the orchestrator continues. The same applies to a companion of a CFG request,
-    whose parent fails, and for an update of a streaming-input session. The exception is logged with its traceback, and
-    counted.
+    whose parent fails, and to an update of a streaming-input session. The exception is logged and counted.
 Why:
     Upstream itself does this only for an ``OverflowError``. Any other exception ends the orchestrator's thread, and
     with it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
@@ -14,9 +13,9 @@ Why not a hook:
     Upstream has none between the queue of requests and a stage, and nothing in front of it checks what can be encoded.
 Scope:
     Orchestrator thread of the API server, both modes. ``EngineDeadError`` keeps its meaning, as do errors that are not
-    about the request, such as those of the operating system, of ZMQ and of memory. For these it is better that the
-    server ends and a supervisor restarts it than that every request fails. Errors that a stage raises while it computes
-    are not covered, nor is an abort.
+    about the request, such as those of the operating system, of ZMQ and of memory: there it is better that the server
+    ends and a supervisor restarts it than that every request fails. Errors that a stage raises while it computes are
+    not covered, nor is an abort.
 Fragility:
     Nothing changes unless upstream raises. Read besides what the seams name: ``entry_stage_id`` of a message that has
     one.
