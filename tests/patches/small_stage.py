@@ -1,7 +1,8 @@
 """A stage of whatever release is first on ``PYTHONPATH``: its real scheduler, adapter, connector and save thread.
 
-Only the runner behind them is a fake, which answers each step with one token and one payload for each request. The
-stage is the first of its pipeline, so that it needs no chunks.
+Only the runner behind them is a fake. For each request of a step it makes one token, and a payload of how many tokens
+the request has sampled before, so that the expected content of each chunk is known. The stage is the first of its
+pipeline, so that it needs no chunks.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
+PROMPT = [1, 2, 3, 4]
 PATIENCE_S = 30.0
 """A guard; no test measures it."""
 
@@ -112,14 +114,22 @@ class SmallStage:
 
     Args:
         config: Of `stage_config`.
-        device: What kind of device the payloads come from, for who asks.
+        device: What kind of device the payloads come from. On "cpu" they are a buffer that a later step overwrites.
         generates: Whether its scheduler is a generation stage's, which is not stepped here.
         blocks: Of KV cache, 16 tokens each.
         codes: Numbers in a payload.
+        lag: Steps that are scheduled before the first one's result is taken in.
     """
 
     def __init__(
-        self, config: Any, *, device: str = "cuda", generates: bool = False, blocks: int = 4096, codes: int = 2
+        self,
+        config: Any,
+        *,
+        device: str = "cuda",
+        generates: bool = False,
+        blocks: int = 4096,
+        codes: int = 2,
+        lag: int = 0,
     ) -> None:
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -127,7 +137,10 @@ class SmallStage:
         from vllm.v1.structured_output import StructuredOutputManager
 
         config.device_config.device_type = device
-        self.codes = codes
+        rows = config.scheduler_config.max_num_seqs
+        self._buffers = deque(torch.zeros(rows, codes, dtype=torch.int64) for _ in range(1 + lag))
+        self._lag, self._is_overwritten = lag, device == "cpu"
+        self._in_flight: deque[Any] = deque()
         spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
         known = inspect.signature(Scheduler.__init__).parameters
         wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
@@ -153,7 +166,7 @@ class SmallStage:
         """What the orchestrator gets, by request in order."""
         self._put = self.adapter.connector.put
         self.adapter.connector.put = self._noted
-        self._counts: dict[str, int] = defaultdict(int)
+        self._made = Counter[str]()  # payloads
         self.streams: set[str] = set()
         """Those that may have something in shared memory."""
         self._aborted: set[str] = set()
@@ -190,7 +203,7 @@ class SmallStage:
 
         request = Request(
             request_id=name,
-            prompt_token_ids=[1, 2, 3, 4],
+            prompt_token_ids=PROMPT,
             sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
             pooling_params=None,
             **fields,
@@ -221,10 +234,13 @@ class SmallStage:
     def step(self) -> list[str]:
         """Schedule, answer, take in; the requests that were in the step."""
         scheduled = self.scheduler.schedule()
-        for batch_of_client in self.scheduler.update_from_output(scheduled, self.answer(scheduled)).values():
-            for output in batch_of_client.outputs:
-                self.outputs[output.request_id].append(output)
-        return list(scheduled.num_scheduled_tokens)
+        names = list(scheduled.num_scheduled_tokens)
+        self._in_flight.append((scheduled, self.answer(scheduled)))
+        while len(self._in_flight) > (self._lag if names else 0):
+            for batch_of_client in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+                for output in batch_of_client.outputs:
+                    self.outputs[output.request_id].append(output)
+        return names
 
     def answer(self, scheduled: Any) -> Any:
         """What the runner makes of a step."""
@@ -232,18 +248,24 @@ class SmallStage:
         from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
         from vllm_omni.outputs import OmniModelRunnerOutput
 
-        names = list(scheduled.num_scheduled_tokens)
-        if not names:
+        counts, cached = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
+        if not counts:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        batch = torch.zeros(len(names), self.codes, dtype=torch.int64)  # new at each step, as on a GPU stage
-        for row, name in enumerate(names):
-            batch[row] = self._counts[name]
-            self._counts[name] += 1
-        payloads: list[Any] = [{"codes.audio": row[None], "sr": torch.tensor(24000)} for row in batch]
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
+        self._buffers.rotate()
+        batch = self._buffers[0] if self._is_overwritten else torch.zeros_like(self._buffers[0])
+        batch.fill_(-7)
+        sampled = [computed[name] + count - len(PROMPT) for name, count in counts.items()]
+        self._made.update(counts.keys())
+        payloads: list[Any] = []
+        for row, number in enumerate(sampled):
+            batch[row] = number
+            payloads.append({"codes.audio": batch[row : row + 1], "sr": torch.tensor(24000)})
         return OmniModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: row for row, name in enumerate(names)},
-            sampled_token_ids=[[7] for _ in names],
+            req_ids=list(counts),
+            req_id_to_index={name: row for row, name in enumerate(counts)},
+            sampled_token_ids=[[1 + number] for number in sampled],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=None,
@@ -267,6 +289,6 @@ class SmallStage:
 
     def _is_owed(self) -> bool:
         """Whether a payload that was made is not in the connector yet; each makes a chunk."""
-        live = {name: count for name, count in self._counts.items() if name not in self._aborted}
+        live = {name: count for name, count in self._made.items() if name not in self._aborted}
         put = sum(len(self.chunks[self.stream(name)]) for name in live)
         return put < sum(live.values()) or len(self.adapter._pending_save_reqs) > 0

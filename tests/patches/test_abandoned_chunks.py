@@ -112,14 +112,6 @@ def test_it_is_bounded(shm: Path, counters: dict[str, int]) -> None:
     assert not found.forget(float("inf"))
 
 
-def test_a_folder_that_cannot_be_read(shm: Path, counters: dict[str, int]) -> None:
-    """Nothing is raised where there is no such folder, or a file is gone meanwhile."""
-    found = Leftovers(counters, shm / "none")
-    found.note_ended(["ended"], (), NOW)
-    found.remove(LATER)
-    assert counters["chunks"] == 0
-
-
 PROGRAM = """
 import multiprocessing, os, sys, time
 from multiprocessing.shared_memory import SharedMemory
@@ -153,52 +145,27 @@ def test_pythons_tracker_of_shared_memory(tmp_path: Path) -> None:
 # ---- Upstream's ----
 
 
-class _Connectors:
-    """A sender and a receiver over the real shared memory."""
-
-    def __init__(self) -> None:
-        from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
-
-        self.sender, self.receiver = (SharedMemoryConnector({"stage_id": stage}) for stage in (0, 1))
-        self.name = f"fl{os.getpid()}-abandoned"  # as the rigs name theirs
-
-    def put(self, number: int, payload: Any) -> None:
-        assert self.sender.put("0", "1", f"{self.name}_0_{number}", payload)[0]
-
-    def get(self, number: int) -> Any:
-        found = self.receiver.get("0", "1", f"{self.name}_0_{number}")
-        return None if found is None else found[0]
-
-    def files(self) -> list[str]:
-        return [path.name for path in FOLDER.iterdir() if self.name in path.name]
-
-
-@pytest.fixture
-def connectors() -> Iterator[Any]:
-    """Connectors of which nothing is left afterwards."""
-    pytest.importorskip("vllm_omni")
-    made = _Connectors()
-    yield made
-    for name in made.files():
-        (FOLDER / name).unlink()
-
-
 @pytest.mark.upstream
 @pytest.mark.every_release
-def test_the_names_of_the_real_connector(connectors: Any, counters: dict[str, int]) -> None:
+def test_the_names_of_the_real_connector(counters: dict[str, int]) -> None:
     """Its unread chunk and lock file go. One that was read is gone already, and the key can be used again."""
-    found = Leftovers(counters)
+    pytest.importorskip("vllm_omni")
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+
+    sender, receiver = (SharedMemoryConnector({"stage_id": stage}) for stage in (0, 1))
+    name, found = f"fl{os.getpid()}-abandoned", Leftovers(counters)  # as the rigs name theirs
     for number in range(3):
-        connectors.put(number, {"number": number})
-    assert connectors.get(0) == {"number": 0}
-    found.note_ended([connectors.name], (), time.time())
-    assert len(connectors.files()) == 4
+        assert sender.put("0", "1", f"{name}_0_{number}", {"number": number})[0]
+    assert receiver.get("0", "1", f"{name}_0_0")[0] == {"number": 0}
+    found.note_ended([name], (), time.time())
+    assert sum(name in path.name for path in FOLDER.iterdir()) == 4
     found.remove(time.time() + GRACE_S)
-    assert connectors.files() == []
+    assert not any(name in path.name for path in FOLDER.iterdir())
     assert counters == {"chunks": 2, "lock_files": 2}
-    assert connectors.get(1) is None
-    connectors.put(1, {"number": "again"})
-    assert connectors.get(1) == {"number": "again"}
+    assert receiver.get("0", "1", f"{name}_0_1") is None
+    assert sender.put("0", "1", f"{name}_0_1", {"number": "again"})[0]
+    assert receiver.get("0", "1", f"{name}_0_1")[0] == {"number": "again"}
+    found.remove(time.time() + GRACE_S)
 
 
 @pytest.fixture
@@ -245,19 +212,17 @@ def test_every_end_of_a_request(patched: Any, event_driven: bool, shm: Path, mon
 @pytest.mark.upstream
 @pytest.mark.every_release
 def test_one_thread_while_there_is_something(patched: Any, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It removes, counts and ends; the next end of a request starts another one."""
+    """It removes, counts and ends; the next end of a request starts another one, also if there is no such folder."""
     wrappers = patched.wrappers
     monkeypatch.setattr(wrappers, "EVERY_S", 0.01)
     monkeypatch.setattr(wrappers, "KEEP_S", 0.0)
-    for count in (1, 2):
+    for folder in (shm, shm / "none", shm):
+        patched.leftovers._folder = folder
         put(shm, "ended", at=0.0)
         patched.leftovers.note_ended(["ended"], (), 0.0)
-        wrappers._start()
-        thread = wrappers._thread
-        wrappers._start()
-        if thread is not None:  # it may have ended
-            thread.join(60)
+        for _ in range(2):
+            wrappers._start()
         while wrappers._thread is not None:
             time.sleep(0.01)
-        assert left(shm) == set()
-        assert patched.entry.counters == {"chunks": count, "lock_files": count}
+    assert left(shm) == set()
+    assert patched.entry.counters == {"chunks": 2, "lock_files": 2}

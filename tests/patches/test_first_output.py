@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import socket
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,27 +151,6 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
         answered()
         assert shown("first_output_ahead")["text", "front_end"]["sum"] == 9
         assert shown("queued_messages")[()]["value"] == 9
-
-
-def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
-    """The time that a request was unread in a TCP socket counts; of any other connection none does."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics.journey import unread_s
-
-        listener = socket.create_server(("127.0.0.1", 0))
-        with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
-            client.sendall(b"a request")
-            time.sleep(0.1)
-            transport = SimpleNamespace(get_extra_info=lambda _name: server)
-            cycle: Any = SimpleNamespace(transport=transport)
-            receive = MethodType(lambda _self: None, cycle)
-            assert unread_s(receive) > 0
-            assert server.recv(9) == b"a request"
-        here, there = socket.socketpair()
-        with here, there:
-            transport.get_extra_info = lambda _name: here
-            assert unread_s(receive) == 0.0
-        assert unread_s(lambda: None) == 0.0
 
 
 # ---- Requests without an output ----

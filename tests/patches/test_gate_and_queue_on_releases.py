@@ -17,6 +17,8 @@ from tests.patches.small_stage import SmallStage, stage_config
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
+PAYLOAD = 8192
+"""Bytes of one, beside its sampling rate."""
 TOKENS = {"a": 12, "b": 20, "c": 7}
 
 
@@ -46,7 +48,7 @@ def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
         stream = stage.stream(name)
         chunks = stage.chunks[stream]
         assert [key for key, _, _ in chunks] == [f"{stream}_0_{number}" for number in range(count)]
-        assert [codes for _, codes, _ in chunks] == [[number, number] for number in range(count)]
+        assert [codes[:2] for _, codes, _ in chunks] == [[number, number] for number in range(count)]
         assert [last for _, _, last in chunks] == [False] * (count - 1) + [True]
 
 
@@ -104,20 +106,23 @@ def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
         assert stage.queue._unfetched.nbytes > 0
 
 
-def test_streams_are_held(config: Any) -> None:
+@pytest.mark.parametrize("limit", [{"max_tasks": 32}, {"max_bytes": 32 * PAYLOAD}], ids=str)
+def test_streams_are_held(config: Any, limit: dict[str, int]) -> None:
     """While nothing is sent, the largest streams are left out of steps; afterwards all are complete and in order."""
     tokens = {"a": 100, "b": 100, "c": 100}
-    with patched("save_queue_cap", max_tasks=32, max_hold_s=600.0) as entry:
-        with SmallStage(config) as stage:
-            stage.add_all(tokens)
+    with patched("save_queue_cap", max_hold_s=600.0, **limit) as entry:
+        with SmallStage(config, codes=PAYLOAD // 8) as stage:
+            for name, count in tokens.items():  # for text alone, so that chunks which nobody fetches do not count
+                stage.add(name, tokens=count).additional_information = {"omni_final_stage_id": 0}
             stage.open.clear()
             steps = [stage.step() for _ in range(90)]
-            most, holds = stage.queue.tasks, entry.counters["holds"]
+            most, nbytes, holds = stage.queue.tasks, stage.queue.nbytes, entry.counters["holds"]
             stage.open.set()
             stage.run()
             complete(stage, tokens)
         assert (entry.state, holds) == (State.APPLIED, 3)
         assert 32 < most <= 48 + 2 * len(tokens)
+        assert nbytes <= most * (PAYLOAD + 8)
         assert not steps[-1]
 
 

@@ -1,4 +1,4 @@
-"""The size of a payload, and when and which of its tensors are copied. When the save thread checks what was fetched."""
+"""The size of a payload, and when and which of its tensors are copied."""
 
 from __future__ import annotations
 
@@ -67,28 +67,21 @@ def test_containers_of_the_clients_output_are_not_touched(torch: Any) -> None:
     assert found["nested"]["y"].tolist() == [0, 1, 2]
 
 
-def test_tensor_without_a_storage_passes(torch: Any) -> None:
-    """A sparse tensor is kept as it is, and the scheduler does not fail."""
-    sparse = torch.eye(3).to_sparse()
-    assert through({"x": sparse})[0]["x"] is sparse
-
-
 # ---- When a payload is copied ----
 
 
 class Queue:
     """A queue without a save thread, whose clock a test sets."""
 
-    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch, unfetched: Any = None) -> None:
+    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         LEDGER.entry(PATCH)
         from omni_fastpath.patches.save_queue_cap import save_queue
 
         self.now, self._torch, self._key = 100.0, torch, save_queue.PAYLOAD
         monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: self.now))
         thread = SimpleNamespace(ident=threading.get_ident())
-        connector = SimpleNamespace(stage_id=0, _metrics={"puts": 0, "bytes_transferred": 0})
-        adapter = SimpleNamespace(save_thread=thread, connector=connector, put_req_chunk={}, _sender_tokens=())
-        self.queue = save_queue.SaveQueue(adapter, unfetched=unfetched, copies_all=False)
+        adapter = SimpleNamespace(save_thread=thread, connector=None, put_req_chunk={}, _sender_tokens=())
+        self.queue = save_queue.SaveQueue(adapter, holds=None, unfetched=None, copies_all=False)
 
     def step(self, *streams: str, rows: int) -> None:
         """Queue a row of a batch for each of the streams, and begin the next step."""
@@ -122,13 +115,3 @@ def test_less_than_half_of_a_step_is_copied(torch: Any, monkeypatch: pytest.Monk
     queue = Queue(torch, monkeypatch)
     queue.step("a", "b", "c", rows=rows)
     assert [queue.send() for _ in range(3)] == [(name, rows > 6) for name in "abc"]
-
-
-def test_while_tasks_wait_a_check_is_made_each_second(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check costs system calls. If no task waits, it is made each 100 ms."""
-    checks: list[float] = []
-    queue = Queue(torch, monkeypatch, SimpleNamespace(nbytes=0, check=checks.append, sent=lambda _stream, _now: None))
-    queue.step(*"abcd", rows=4)
-    for seconds in (0.0, 0.5, 0.5, 0.125):
-        queue.send(seconds)
-    assert checks == [100.0, 101.0, 101.125]

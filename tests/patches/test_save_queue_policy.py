@@ -164,17 +164,11 @@ def test_request_that_leaves_the_running_ones_is_no_longer_held() -> None:
 
 
 class Segments:
-    """Shared memory: names that are there, and how often it was looked at."""
+    """Shared memory: the names that are there."""
 
     def __init__(self) -> None:
         self.there: set[str] = set()
-        self.looks = 0
-        self.unfetched = Unfetched(self.exists)
-
-    def exists(self, name: str) -> bool:
-        """Whether it is there."""
-        self.looks += 1
-        return name in self.there
+        self.unfetched = Unfetched(self.there.__contains__)
 
     def put(self, stream: str, *numbers: int, nbytes: int = 100, now: float = 0.0) -> None:
         """Put chunks of these numbers."""
@@ -185,16 +179,6 @@ class Segments:
     def fetch(self, stream: str, *numbers: int) -> None:
         """Fetch them."""
         self.there -= {f"{stream}_0_{number}" for number in numbers}
-
-
-def test_many_fetched_chunks_take_few_looks() -> None:
-    """The first chunk that is left is found by bisection, because chunks are fetched in order."""
-    segments = Segments()
-    segments.put("a", *range(1000))
-    segments.fetch("a", *range(700))
-    segments.unfetched.check(1.0)
-    assert segments.unfetched.of("a") == 300 * 100
-    assert segments.looks <= 11
 
 
 def test_chunks_count_until_nobody_fetches_them_and_no_task_is_sent() -> None:

@@ -53,29 +53,6 @@ def until_sent(stage: SmallStage) -> None:
     until(lambda: not (stage.queue.tasks or stage.adapter._sender_tokens))
 
 
-def test_an_external_id_used_again_after_an_abort(make: Make) -> None:
-    """No chunk of the old request is left in shared memory, and all chunks of the new one are put."""
-    stage, _ = make()
-    again = stage.stream("again")
-    stage.stream = lambda name: again  # type: ignore[method-assign]
-    stage.add("old", tokens=50)
-    for _ in range(3):
-        stage.step()
-    stage.open.clear()
-    for _ in range(3):
-        stage.step()
-    stage.abort("old")
-    stage.step()
-    stage.open.set()
-    until_sent(stage)
-    assert not stage.segments(again)
-    stage.add("new", tokens=12)
-    stage.run()
-    until_sent(stage)
-    expected = [(f"{again}_0_{number}", [number, number], number == 11) for number in range(12)]
-    assert stage.chunks[again][-12:] == expected
-
-
 def test_chunks_count_until_they_are_fetched(make: Make) -> None:
     """By the sizes of their segments; chunks of a request for text alone never count, because they are not fetched."""
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
@@ -115,7 +92,7 @@ def test_a_request_that_ends_at_this_stage_has_no_receiver(information: Any, exp
 def test_null_limits_hold_nothing(make: Make) -> None:
     """Without a limit there are no holds, and the state says why."""
     stage, entry = make(max_bytes=None, max_tasks=None)
-    assert stage.scheduler._omni_fastpath_save_queue.holds is None
+    assert stage.queue.holds is None
     assert "no stream is held: max_bytes and max_tasks are null" in entry.reason
 
 

@@ -1,7 +1,7 @@
 """A hypothesis state machine for ``save_queue_cap``: the same schedule on the patch and on stock.
 
 Real are upstream's scheduler (both), adapter, ``save_loop`` and shared memory; time is the schedule's, and one thread
-runs at a time (`save_thread`). Requests and sessions come, are aborted, preempted, fetched or not; sends last, fail,
+runs at a time (`save_thread`). Requests come, are aborted, preempted, fetched or not; sends last, fail,
 return false; the two threads change places between any two lines of the patch. The model
 (`save_stage`) says what must be true of the patch at each event; then stock gets the same events. Holds move steps
 apart, so that streams are compared, never times.
@@ -55,7 +55,7 @@ def differences(stock: Any, ours: Any) -> Iterator[str]:
         if name not in stock.preempted | ours.preempted:
             pairs.append((stock.chunks[stream], ours.chunks[stream]))
             if not is_cut:
-                pairs += [(stock.outputs[name], ours.outputs[name]), (stock.rest[name], ours.rest[name])]
+                pairs += [(stock.said(name), ours.said(name)), (stock.rest[name], ours.rest[name])]
         for one, other in pairs:
             if other[: len(one)] != one[: len(other)] or not (is_cut or len(one) == len(other)):
                 yield f"{name}: {other} instead of {one}"
@@ -102,18 +102,13 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self._requests < MOST_REQUESTS)
     @rule(
         tokens=st.integers(1, 30),
-        segments=st.just([]) | st.lists(st.integers(1, 8), min_size=1, max_size=2),
         failing=st.just({}) | st.dictionaries(st.integers(0, 12), st.sampled_from(["is false", "raises"]), max_size=2),
         slow_s=st.sampled_from([0.0, 0.0, 0.2]),
         is_fetched=st.booleans(),
     )
-    def _arrive(
-        self, tokens: int, segments: list[int], failing: dict[int, str], slow_s: float, *, is_fetched: bool
-    ) -> None:
+    def _arrive(self, tokens: int, failing: dict[int, str], slow_s: float, *, is_fetched: bool) -> None:
         self._requests += 1
-        # With a small cache upstream's sessions wait for each other's blocks for ever.
-        segments = segments if self._shape.blocks > SMALL else []
-        self._do("arrive", f"s{self._requests - 1}", tokens, segments, failing, slow_s, is_fetched)
+        self._do("arrive", f"s{self._requests - 1}", tokens, failing, slow_s, is_fetched)
 
     @rule(count=st.integers(1, 20), cut=CUTS)
     def _steps(self, count: int, cut: Any) -> None:
@@ -158,14 +153,12 @@ class Schedule(RuleBasedStateMachine):
 
     def _count(self) -> None:
         ours, seen = self._ours, self._entry.counters
-        self.counts.update({name: seen[name] for name in ("holds", "expired_holds", "slow_sends", "owned_payloads")})
-        self.counts.update({"schedules": 1, "events": len(self._script), "puts": sum(map(len, ours.chunks.values()))})
-        self.counts.update({"requests": self._requests, "aborted": len(ours.aborted), "preempted": len(ours.preempted)})
-        self.counts.update({"cuts": ours.cuts, "failed": ours.failures})
+        self.counts.update({name: seen[name] for name in ("holds", "expired_holds", "slow_sends")})
+        self.counts.update({"aborted": len(ours.aborted), "preempted": len(ours.preempted), "cuts": ours.cuts})
 
 
 def test_every_schedule_is_stocks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is lost, doubled or reordered, limits and holds are kept, and each stream is stock's."""
+    """Nothing is lost, doubled or reordered, no hold is too long, and each stream is stock's."""
     Schedule.config = stage_config(tmp_path_factory.mktemp("model"))
     Schedule.counts.clear()
     try:

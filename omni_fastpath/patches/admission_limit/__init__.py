@@ -20,8 +20,8 @@ Scope:
     Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
-    between, so that body is pinned. No class declares what is read of the application's state: ``args``,
-    ``engine_client`` and ``api_server_count``.
+    between, so that body is pinned. No class declares what is read of the application's state: ``args`` and
+    ``engine_client``.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -55,13 +55,12 @@ def _fit(release: str) -> Fit:
         Relies(CHATS, "BatchChatCompletionRequest"),
         Relies(f"{SERVING}.protocol.audio", "BatchSpeechRequest"),
     )
+    api_server = (seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
     return Fit(
         releases=(release,),
         preview="rc" in release,
         seams=seams,
-        of_api_server=tuple(
-            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
-        ),
+        of_api_server=tuple(dict.fromkeys(api_server)),
         without_api_server="there is no API server, so no request is checked",
     )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from .retry import RetryAfter
 
 
+@dataclass(slots=True)
 class Ticket:
     """The places of one HTTP request, or of one web socket, until the application has ended.
 
@@ -24,15 +26,12 @@ class Ticket:
         retry_after_s: When to ask again, if it was refused and may be admitted later. Else 0.
     """
 
-    __slots__ = ("is_socket", "requests", "reserved", "retry_after_s", "taken_at", "was_admitted")
-
-    def __init__(self, *, is_socket: bool = False) -> None:
-        self.is_socket = is_socket
-        self.reserved = 0
-        self.requests: set[str] = set()
-        self.was_admitted = False
-        self.taken_at: float | None = None
-        self.retry_after_s = 0
+    is_socket: bool = False
+    reserved: int = 0
+    requests: set[str] = field(default_factory=set)
+    was_admitted: bool = False
+    taken_at: float | None = None
+    retry_after_s: int = 0
 
 
 class Places:
@@ -79,9 +78,7 @@ class Places:
         self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)
         if not ticket.is_socket:
             self._reserved += wanted
-            ticket.reserved = wanted
-            ticket.was_admitted = True
-            ticket.taken_at = self._retry_after.clock()
+            ticket.reserved, ticket.was_admitted, ticket.taken_at = wanted, True, self._retry_after.clock()
         return True
 
     def hand_over(self, ticket: Ticket, request: str) -> None:

@@ -36,17 +36,12 @@ def _open(state: Any) -> None:
     if _places.of is state:
         return
     _places.of, args = state, getattr(state, "args", None)
-    limit, servers = getattr(args, "max_num_queued_reqs", None), getattr(state, "api_server_count", 1)
+    limit = getattr(args, "max_num_queued_reqs", None)
     if getattr(args, "max_num_queued_tokens", None) is not None:
         warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
     if limit is None:
         _runtime.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
         return
-    if servers > 1:
-        warn_once(
-            f"--max-num-queued-reqs {limit}: each of the {servers} API servers counts its own requests, "
-            f"so that together they admit up to {servers * limit}"
-        )
     _places.open(limit, state.engine_client.request_states)
 
 

@@ -20,7 +20,7 @@ Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
     first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
-    on, and ``transport`` of uvicorn's connection.
+    on.
 Upstream thread:
     vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:

@@ -24,7 +24,7 @@ from omni_fastpath.ledger import AwaitedCall, Call, runtime
 from . import PREFIX
 from .account import Account, End
 from .histograms import Sample
-from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
+from .journey import OUTPUTS, SEEN, Journey, distributions
 
 _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
@@ -94,7 +94,7 @@ class Followed(Follower):
     """A POST request, from the application's first line to its end."""
 
     def __init__(self, connection: Connection) -> None:
-        self.journey = Journey(monotonic() - unread_s(connection.servers))
+        self.journey = Journey(monotonic())
         self._send, connection.send = connection.send, self._observed_send
 
     async def _observed_send(self, message: Any) -> None:

@@ -94,18 +94,9 @@ PATCH = Patch(
         Counter("tasks", "save tasks that were queued"),
         Counter("slow_sends", "sends that took 20 ms or more"),
         Counter("holds", "holds that began, each of a stream that was left out of steps until its payload had drained"),
-        Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that ended after max_hold_s, for one step"),
-        Counter("owned_payloads", "queued payloads that were copied, because they would have kept much more memory"),
         Counter("max_queued_tasks", "most save tasks queued and being sent", is_maximum=True),
-        Counter(
-            "max_outstanding_bytes",
-            "most bytes queued, being sent and, as of the last check, not fetched",
-            is_maximum=True,
-        ),
+        Counter("max_outstanding_bytes", "most bytes queued, being sent and not fetched", is_maximum=True),
     ),
-    rows=(
-        Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
-    ),
+    rows=(Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS), Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS)),
 )

@@ -55,14 +55,12 @@ class QueuedTask:
         stream: Its stream.
         number: Its place in the order of arrival.
         nbytes: Size of its payload, 0 until it was weighed.
-        is_waiting: Whether it was not taken yet.
     """
 
     task: dict[str, Any]
     stream: Stream
     number: int
     nbytes: int = 0
-    is_waiting: bool = True
 
 
 class FairQueue:
@@ -114,7 +112,6 @@ class FairQueue:
             _, _, begin_s, tasks = heapq.heappop(self._behind)
             self._virtual_s = max(self._virtual_s, begin_s)
         queued = self.sending = tasks[0]
-        queued.is_waiting = False
         tasks.popleft()
         self.waiting -= 1
         return queued

@@ -25,6 +25,7 @@ from typing import Any
 from omni_fastpath.ledger import runtime
 
 from .fair_queue import SLOW_S, FairQueue, QueuedTask
+from .holds import Holds
 from .payload import own, weigh
 from .unfetched import Unfetched
 
@@ -75,14 +76,15 @@ class SaveQueue:
 
     Args:
         adapter: Upstream's adapter, in which nothing is queued yet.
+        holds: The holds of its stage, or None if no stream is held.
         unfetched: Chunks in shared memory, or None if they are not counted.
         copies_all: Whether payloads are the runner's own memory. Then each one that waits is copied.
     """
 
-    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
+    def __init__(self, adapter: Any, *, holds: Holds | None, unfetched: Unfetched | None, copies_all: bool) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
         self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # not a method, which would cost more
-        self.is_aside = False
+        self.is_aside, self.holds = False, holds
         self._adapter = adapter
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
@@ -92,9 +94,7 @@ class SaveQueue:
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
         self._checked_s = 0.0
         # When the current task was taken, and its stream's next chunk and the connector's figures at that time.
-        self._since_s = 0.0
-        self._number = 0
-        self._put_before = (0, 0)
+        self._since_s, self._number, self._put_before = 0.0, 0, (0, 0)
 
     # ---- Figures ----
 
@@ -130,9 +130,8 @@ class SaveQueue:
             self._sort_in()
             step, self._fresh = self._fresh, []
             for queued in step:
-                if queued.is_waiting or queued is self._fair.sending:
-                    self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))
-            if waiting := [each for each in step if each.is_waiting and each.nbytes]:
+                self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))  # 0 if it was sent
+            if waiting := [each for each in step if each.nbytes and each is not self._fair.sending]:
                 # The smallest keeps the memory of the step. Those that were sent had as much of it as the others.
                 kept = weigh(min(waiting, key=lambda each: each.nbytes).task[PAYLOAD], kept=True)
                 parts = sum(each.nbytes for each in waiting) / len(waiting) * len(step)
@@ -146,7 +145,6 @@ class SaveQueue:
         """Copy the payload of a task that waits, under the lock."""
         if payload := queued.task.get(PAYLOAD):
             queued.task[PAYLOAD] = own(payload, all_tensors=self._copies_all)
-            _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
         """Move new tasks into `_fair`, under the lock."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -28,14 +27,6 @@ _queues: WeakSet[SaveQueue] = WeakSet()
 # ---- Setting up, once a stage ----
 
 
-@dataclass(slots=True)
-class _Stage:
-    """The attribute of a scheduler: its adapter's queue, and the holds. None if no stream is held."""
-
-    queue: SaveQueue
-    holds: Holds | None
-
-
 def wrapped_scheduler_made(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Install the queue right after the adapter was made."""
     result = wrapped(*args, **kwargs)
@@ -44,29 +35,33 @@ def wrapped_scheduler_made(wrapped: Call, instance: Any, args: Any, kwargs: Any)
 
 
 def _set_up(scheduler: Any) -> None:
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
+        SharedMemoryConnector,
+    )
+
     reason = not_applicable(scheduler)
     if reason is not None:
         _runtime.report(State.NOT_APPLICABLE, reason)
         return
     options: SaveQueueOptions = _runtime.options
     adapter = scheduler.chunk_transfer_adapter
-    limits = Holds(options.max_bytes, options.max_tasks, options.max_hold_s)
     unheld = obstacle_to_holds(scheduler)
     if unheld is None and options.max_bytes is None and options.max_tasks is None:
         unheld = "max_bytes and max_tasks are null"
-    uncounted = obstacle_to_counting(adapter.connector)
+    is_counted = type(adapter.connector) is SharedMemoryConnector
     queue = SaveQueue(
         adapter,
-        unfetched=Unfetched() if uncounted is None else None,
+        holds=Holds(options.max_bytes, options.max_tasks, options.max_hold_s) if unheld is None else None,
+        unfetched=Unfetched() if is_counted else None,
         copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
     )
     _queues.add(queue)
     words = ["this stage's save queue is fair by stream"]
     words += [f"no stream is held: {unheld}"] if unheld is not None else []
-    words += [f"unfetched chunks are not counted: {uncounted}"] if uncounted is not None else []
+    words += [] if is_counted else ["unfetched chunks are not counted: the connector is not shared memory"]
     words += ["the model runner's own save queue (synchronous full payloads) is not covered"]
     _runtime.report(State.APPLIED, "; ".join(words))
-    setattr(scheduler, _ATTRIBUTE, _Stage(queue, limits if unheld is None else None))
+    setattr(scheduler, _ATTRIBUTE, queue)
     # Last, so that the queue stays upstream's if anything fails. Nothing is queued yet, because the scheduler is new.
     adapter._pending_save_reqs = queue
 
@@ -82,11 +77,11 @@ def taken_off() -> None:
 
 def wrapped_schedule(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Let the queue weigh the payloads of its tasks, renew the holds, then schedule."""
-    stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
-    if stage is not None:
-        stage.queue.before_step()
-        if stage.holds is not None:
-            _hold(instance, stage.queue, stage.holds)
+    queue: SaveQueue | None = getattr(instance, _ATTRIBUTE, None)
+    if queue is not None:
+        queue.before_step()
+        if queue.holds is not None:
+            _hold(instance, queue, queue.holds)
     return wrapped(*args, **kwargs)
 
 
@@ -105,7 +100,6 @@ def _hold(scheduler: Any, queue: SaveQueue, holds: Holds) -> None:
     step = scheduler.current_step + 2
     for request in held:
         request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
-    _counters["held_steps"] += len(held)
     _counters["holds"], _counters["expired_holds"] = holds.began, holds.expired
 
 
@@ -130,15 +124,6 @@ def not_applicable(scheduler: Any) -> str | None:
     return None
 
 
-def obstacle_to_counting(connector: Any) -> str | None:
-    """Why chunks that were put and not fetched are not counted, or None if they are."""
-    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
-        SharedMemoryConnector,
-    )
-
-    return None if type(connector) is SharedMemoryConnector else "the connector is not shared memory"
-
-
 def obstacle_to_holds(scheduler: Any) -> str | None:
     """Why no stream of this stage may be left out of a step, or None where it was found to be safe.
 
@@ -151,17 +136,16 @@ def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as below
     from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
 
-    kind = type(scheduler)
+    kind, config = type(scheduler), scheduler.vllm_config
+    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
+    # While the request with the last adapter is left out, requests with another one are admitted. Then all of them run.
+    lora = getattr(config, "lora_config", None) is not None
     yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not checked for it"
     paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)
     yield paired, "requests are scheduled in pairs here (classifier-free guidance)"
-    config = scheduler.vllm_config
-    # While the request with the last adapter is left out, requests with another one are admitted. Then all of them run.
-    lora = getattr(config, "lora_config", None) is not None
     yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
     drafts = getattr(config, "speculative_config", None) is not None
     yield drafts, "speculative decoding keeps drafts of the last step's requests"
-    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
     yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
     yield config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism uses the same field"
 
