@@ -202,7 +202,10 @@ def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     """What an orchestrator sends, while figures are read."""
     from tests.patches.test_queue_metrics import filled
 
-    return sequences(run(filled(event_driven=False, replicas=1), lambda _pipeline: LEDGER.snapshot()))
+    def looks(_pipeline: Any) -> None:
+        LEDGER.snapshot()
+
+    return sequences(run(filled(event_driven=False, replicas=1), looks))
 
 
 def first_outputs(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:

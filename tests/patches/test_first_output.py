@@ -236,7 +236,8 @@ def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        wrappers._accounts.append(SimpleNamespace(depths=tuple, without_output=tuple))
+        account: Any = SimpleNamespace(depths=tuple, without_output=tuple)
+        wrappers._accounts.append(account)
         assert 0 < shown("shared_memory_used_ratio")[()]["value"] < 1
         monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")
         assert shown("shared_memory_used_ratio") == {}
