@@ -112,8 +112,8 @@ def test_streams_are_held(config: Any, limit: dict[str, int]) -> None:
     tokens = {"a": 100, "b": 100, "c": 100}
     with patched("save_queue_cap", max_hold_s=600.0, **limit) as entry:
         with SmallStage(config, codes=PAYLOAD // 8) as stage:
-            for name, count in tokens.items():  # for text alone, so that chunks which nobody fetches do not count
-                stage.add(name, tokens=count).additional_information = {"omni_final_stage_id": 0}
+            stage.queue._unfetched = None  # nobody fetches here
+            stage.add_all(tokens)
             stage.open.clear()
             steps = [stage.step() for _ in range(90)]
             most, nbytes, holds = stage.queue.tasks, stage.queue.nbytes, entry.counters["holds"]
