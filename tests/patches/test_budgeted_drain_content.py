@@ -20,7 +20,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import plain
-from tests.patches.drive import before_processing, run, stages, switched_on
+from tests.patches.drive import before_processing, switched_on
 
 pytestmark = pytest.mark.upstream
 
@@ -114,40 +114,3 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     assert seen == [None if event_driven else restored, restored]
 
 
-def test_outputs_go_in_the_order_of_arrival(recorder: Any, event_driven: bool) -> None:
-    """Whatever their stages and replicas, so that an end waits for what came before it, and for nothing later."""
-    came = [(stage, turn % 2) for turn, stage in enumerate((0, 2, 1, 0, 2, 2, 0, 1, 2, 1))]
-    kinds: dict[int, Callable[..., Any]] = {0: text, 1: lambda request, _: codes(request), 2: audio}
-    with switched_on(), Pipeline(stages(2), event_driven=event_driven) as pipeline:
-        for replica in range(2):
-            pipeline.add_request(f"request-{replica}", replicas=[replica] * 3)
-
-        def arrive() -> None:
-            for turn, (stage, replica) in enumerate(came):
-                raw = batch(kinds[stage](f"request-{replica}", turn))
-                pipeline.replicas[stage][replica].outputs_queue.put_nowait(raw)
-
-        pipeline.settle()
-        pipeline.do(arrive)
-        pipeline.settle()
-    assert [each[:2] for each in recorder.of("dequeued")] == came
-
-
-def test_what_a_detached_replica_sent_holds_nothing_up(recorder: Any, event_driven: bool) -> None:
-    """Its queued outputs are lost, as on stock, and the others go on."""
-    pipeline = Pipeline(stages(1), event_driven=event_driven)
-    pipeline.add_request("R")
-    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    handle = pipeline.orchestrator._handle_processed_outputs
-
-    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        await handle(stage_id, replica_id, outputs)
-        if stage_id == 0:
-            pipeline.pools[0].clients[0] = None
-            pipeline.replicas[0].clear()
-
-    pipeline.orchestrator._handle_processed_outputs = detaching
-    with switched_on():
-        run(pipeline)
-    assert [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs] == [0, 2]
