@@ -4,8 +4,7 @@ What:
     Replaces both of the orchestrator's loops. The loop sleeps until an output arrives, a diffusion stage must be polled
     or the server shuts down. All replicas share one line: what arrived first goes first, through upstream's own
     functions, alone (merging would change audio), and is routed at once. A pass ends when the line is empty or the
-    budget is spent, and then the loop yields, so that sockets are read and requests get in. Nothing waits for a pass to
-    end, so it does not end at the first routable output.
+    budget is spent, and then the loop yields. It need not end at a routable output, because nothing waits for its end.
 Why:
     The poll loop takes one raw output per replica and round, and waits up to a millisecond for every empty stage, while
     first audio is queued elsewhere (vllm-omni issue #4561). The event-driven loop does not wait, but has a task and a

@@ -3,9 +3,8 @@
 What:
     Waits for the orchestrator's next message instead of polling, and takes the queued one with the earliest deadline: a
     request's first audio at once, later audio when its listener would run out of it (5 s after it arrived at most), all
-    else when it arrived. The order within a request never changes. The event loop gets a turn after eight messages, and
-    the next output waits while a request is on its way in (up to 5 ms at a time, a third of the time overall).
-    ``by_deadline`` and ``requests_first`` switch these off.
+    else when it arrived, and never out of a request's order. The event loop gets a turn after eight messages. The next
+    output waits while a request is on its way in (up to 5 ms at a time, a third of the time overall).
 Why:
     One thread delivers all messages and takes in all requests. Poll mode wakes it a thousand times per second, and
     event-driven mode costs two hand-overs of the interpreter lock per message. Under load first audio waits behind
