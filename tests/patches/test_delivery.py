@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from omni_fastpath import queues
+from omni_fastpath.declare import State
 from omni_fastpath.install import uninstall
 from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import front_end_hands_out, only
@@ -226,6 +227,17 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         engine.output_queue.sync_q.put_nowait(2)
         assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
         assert entry.state.value == "failed"
+
+
+async def test_a_failure_on_another_thread_reorders_nothing(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that runs when another engine's thread has set the state, and not given back yet, gives back itself."""
+    engine = engine_of()
+    for number in range(3):
+        engine.output_queue.sync_q.put_nowait(number)
+    assert await engine.try_get_output_async() == 0
+    delivery = delivery_of(engine)
+    monkeypatch.setattr(entry, "state", State.FAILED)
+    assert await delivery.next(partial(inspect.unwrap(type(engine).try_get_output_async), engine)) == 1
 
 
 async def test_a_plugin_orders_messages(event_driven: bool) -> None:
