@@ -1,10 +1,8 @@
-"""``lean_front_end``: what the front end's thread spends on a streamed chunk of audio."""
+"""``lean_front_end``: what the front end's thread spends on a chunk of audio."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any
 
 import pytest
 
@@ -15,20 +13,19 @@ CHUNKS = 32
 
 @pytest.mark.parametrize("samples", [1_920, 9_600, 48_000])
 def test_chunk(measured: Measured, samples: int) -> None:
-    """The event of one chunk of audio with that number of samples, a WAV file in base64."""
-    from tests.patches.chat_stream import output, sound
-
-    measured(lambda: _streamed([output("audio", [sound(samples)]) for _ in range(CHUNKS)]), 20)
+    """One chunk of audio with that number of samples as a WAV file in base64, as upstream's servings make it."""
+    measured(lambda: _made(samples), 20)
 
 
-def _streamed(outputs: list[Any]) -> float:
-    """Seconds per output."""
-    from tests.patches.chat_stream import events, request
+def _made(samples: int) -> float:
+    """Seconds per chunk."""
+    import numpy as np
+    from vllm_omni.entrypoints.openai.audio_utils_mixin import AudioMixin
+    from vllm_omni.entrypoints.openai.protocol.audio import CreateAudio
 
-    async def run() -> float:
-        asked = request()
-        began = time.thread_time()
-        await events(asked, outputs)
-        return (time.thread_time() - began) / len(outputs)
-
-    return asyncio.run(run())
+    chunk = CreateAudio(audio_tensor=np.linspace(-1, 1, samples, dtype=np.float32), sample_rate=24_000)
+    mixin = AudioMixin()
+    began = time.thread_time()
+    for _ in range(CHUNKS):
+        mixin.create_audio(chunk)
+    return (time.thread_time() - began) / CHUNKS

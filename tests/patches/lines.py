@@ -20,17 +20,12 @@ from typing import Any
 
 ENTRIES = frozenset(
     {
-        ".get_output_nowait",
         "LeanState.make_request_output",
         "LeanProcessor._update_stats_from_output",
         "Records.setdefault",
         "Records.pop",
         "Samples.append",
         "TextCompletion.cumulative_token_ids",
-        "SocketReader.recv_multipart",
-        "SocketReader._wake",
-        "_Arrival.cancel",
-        "Event.model_dump_json",
         "._to_debug",
         "Client._answer",
         "Client._heard",

@@ -1,7 +1,4 @@
-"""What reaches upstream's processing with the drain, and in which order.
-
-The real orchestrator, stage pools, output processors and client; both arms in one process, one after the other.
-"""
+"""What reaches upstream's processing with the drain, on the real orchestrator, and a script for its outputs."""
 
 from __future__ import annotations
 
@@ -15,31 +12,15 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from vllm.v1.engine import FinishReason
-from vllm.v1.metrics.stats import SchedulerStats
 
 from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import plain
-from tests.patches.drive import before_processing, run, stages, switched_on
+from tests.patches.drive import before_processing, run, switched_on
 
 pytestmark = pytest.mark.upstream
 
 Script = Callable[[Any], None]
-
-
-@pytest.fixture
-def both(event_driven: bool) -> Callable[[Script], None]:
-    """Run a script on stock, then with the default set on, and check by a counter that it was."""
-
-    def run(script: Script) -> None:
-        for arm in (contextlib.nullcontext(), switched_on()):
-            with arm, Pipeline(event_driven=event_driven) as running:
-                script(running)
-                running.settle()
-            assert running.crash is None
-        assert LEDGER.named("budgeted_drain").counters["items"] > 0
-
-    return run
 
 
 def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
@@ -77,21 +58,7 @@ def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     return script
 
 
-def test_statistics_only_batches_are_kept(both: Any) -> None:
-    """A batch with scheduler statistics and no outputs reaches upstream's processing, and one with nothing does not."""
-    seen: list[Any] = []
-    stats = SchedulerStats(num_waiting_reqs=3)
-
-    def script(pipeline: Any) -> None:
-        before_processing(pipeline, lambda stage, raw: seen.append((stage, raw.scheduler_stats, raw.finished_requests)))
-        pipeline.put(1, batch(stats=stats), batch(), batch(finished=["somebody"]))
-        pipeline.settle()
-
-    both(script)
-    assert seen == [(1, stats, None), (1, None, {"somebody"})] * 2
-
-
-def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
+def test_payload_carrier_is_rehydrated(event_driven: bool) -> None:
     """A dict payload that travels as bytes (model runner v2) is restored before processing, in both modes.
 
     Upstream's event-driven loop of 0.30 leaves it packed.
@@ -100,54 +67,15 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     from vllm_omni.engine.serialization import serialize_additional_information
 
     seen: list[Any] = []
-
-    def script(pipeline: Any) -> None:
-        entry = codes("somebody")
-        entry.multimodal_output = None
-        entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})
-        before_processing(pipeline, lambda _stage, raw: seen.append(plain(raw.outputs[0].pooling_output)))
-        pipeline.put(1, batch(entry))
-        pipeline.settle()
-
-    both(script)
+    for arm in (contextlib.nullcontext(), switched_on()):
+        with arm:
+            pipeline = Pipeline(event_driven=event_driven)
+            entry = codes("somebody")
+            entry.multimodal_output = None
+            entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})
+            before_processing(pipeline, lambda _stage, raw: seen.append(plain(raw.outputs[0].pooling_output)))
+            pipeline.put(1, batch(entry))
+            run(pipeline)
     restored = plain({"codes.audio": torch.ones(2, 3)})
     assert seen == [None if event_driven else restored, restored]
-
-
-def test_outputs_go_in_the_order_of_arrival(recorder: Any, event_driven: bool) -> None:
-    """Whatever their stages and replicas, so that an end waits for what came before it, and for nothing later."""
-    came = [(stage, turn % 2) for turn, stage in enumerate((0, 2, 1, 0, 2, 2, 0, 1, 2, 1))]
-    kinds: dict[int, Callable[..., Any]] = {0: text, 1: lambda request, _: codes(request), 2: audio}
-    with switched_on(), Pipeline(stages(2), event_driven=event_driven) as pipeline:
-        for replica in range(2):
-            pipeline.add_request(f"request-{replica}", replicas=[replica] * 3)
-
-        def arrive() -> None:
-            for turn, (stage, replica) in enumerate(came):
-                raw = batch(kinds[stage](f"request-{replica}", turn))
-                pipeline.replicas[stage][replica].outputs_queue.put_nowait(raw)
-
-        pipeline.settle()
-        pipeline.do(arrive)
-        pipeline.settle()
-    assert [each[:2] for each in recorder.of("dequeued")] == came
-
-
-def test_what_a_detached_replica_sent_holds_nothing_up(recorder: Any, event_driven: bool) -> None:
-    """Its queued outputs are lost, as on stock, and the others go on."""
-    pipeline = Pipeline(stages(1), event_driven=event_driven)
-    pipeline.add_request("R")
-    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    handle = pipeline.orchestrator._handle_processed_outputs
-
-    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        await handle(stage_id, replica_id, outputs)
-        if stage_id == 0:
-            pipeline.pools[0].clients[0] = None
-            pipeline.replicas[0].clear()
-
-    pipeline.orchestrator._handle_processed_outputs = detaching
-    with switched_on():
-        run(pipeline)
-    assert [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs] == [0, 2]
+    assert LEDGER.named("budgeted_drain").counters["items"] == 1

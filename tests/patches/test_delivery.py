@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from omni_fastpath import queues
+from omni_fastpath.declare import State
 from omni_fastpath.install import uninstall
 from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import front_end_hands_out, only
@@ -111,23 +112,6 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(
     assert not entry.has_failed
 
 
-@each_drain
-async def test_another_queue_than_januss_is_left_to_upstream(entry: Any, drain: str) -> None:
-    """An engine whose queue is not janus's, as in upstream's own tests, is served by upstream alone."""
-    engine = engine_of()
-    sync = queue.Queue[str]()
-    engine.output_queue = SimpleNamespace(sync_q=sync)
-    try:
-        sync.put("ready")
-        assert await getattr(engine, drain)() == "ready"
-        given = {"timeout": 0.3} if "blocking" in drain else {}
-        assert await getattr(engine, drain)(**given) is None
-    finally:
-        if engine._output_drain_executor is not None:
-            engine._output_drain_executor.shutdown()
-    assert not any(entry.counters.values())
-
-
 async def test_a_message_between_the_check_and_the_arming_is_not_missed(
     entry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,14 +119,16 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(
     from omni_fastpath.patches.delivery import delivery
 
     engine = engine_of()
-    arm = delivery.Delivery._arm
+    found = iter((True, False))
 
-    def late(self: Any) -> Any:
-        engine.output_queue.sync_q.put_nowait("just now")
-        return arm(self)
+    def late(_self: Any) -> bool:
+        is_empty = next(found)
+        if is_empty:
+            engine.output_queue.sync_q.put_nowait("just now")
+        return is_empty
 
     monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 60.0)
-    monkeypatch.setattr(delivery.Delivery, "_arm", late)
+    monkeypatch.setattr(delivery.Delivery, "_is_empty", late)
     assert await asyncio.wait_for(engine.try_get_output_async(), 30) == "just now"
     assert entry.counters["woken"] == 0
 
@@ -150,7 +136,7 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(
 @pytest.mark.parametrize("at", ["a wait", "a turn", "a pause"])
 async def test_a_drain_that_is_cancelled_has_taken_nothing(entry: Any, at: str) -> None:
     """A cancelled wait leaves no waiter behind; a turn and a pause come before the message is taken."""
-    from omni_fastpath.patches.delivery.on_their_way import ON_THEIR_WAY
+    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
 
     engine = engine_of()
     if at != "a wait":
@@ -230,30 +216,8 @@ async def test_first_audio_goes_first_and_nothing_overtakes_its_own(entry: Any, 
     assert entry.counters["overtaken"] == (len(messages) - 5 if is_first else 0)
 
 
-async def test_messages_keep_order_after_an_error(event_driven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the tenth take fails, the queued messages are handed out in order of arrival and the state is failed."""
-    from omni_fastpath.patches.delivery.queued_messages import QueuedMessages
-
-    take, left = QueuedMessages.take, 10
-
-    def failing(self: Any, count: int) -> list[Any]:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise KeyError("a deadline")
-        return take(self, 1)  # on 0.32 too
-
-    monkeypatch.setattr(QueuedMessages, "take", failing)
-    with only("delivery") as entry:
-        messages = queued()
-        found = [id(message) for _, message in await received(messages, event_driven=event_driven)]
-        before = found[:9]
-        assert found[9:] == [id(message) for message in messages if id(message) not in before]
-        assert entry.state.value == "failed"
-
-
 async def test_an_error_while_a_message_is_put_loses_none() -> None:
-    """The front end's thread gives back what it keeps, later, because the queue's lock is held meanwhile."""
+    """The front end's thread gives back what it keeps at its next look."""
     with only("delivery") as entry:
         engine = engine_of()
         for number in range(2):
@@ -261,10 +225,19 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         assert await engine.try_get_output_async() == 0
         delivery_of(engine)._waiter = object()
         engine.output_queue.sync_q.put_nowait(2)
-        assert entry.state.value == "applied"
-        await asyncio.sleep(0.01)
-        assert entry.state.value == "failed"
         assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
+        assert entry.state.value == "failed"
+
+
+async def test_a_failure_on_another_thread_reorders_nothing(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that runs when another engine's thread has set the state, and not given back yet, gives back itself."""
+    engine = engine_of()
+    for number in range(3):
+        engine.output_queue.sync_q.put_nowait(number)
+    assert await engine.try_get_output_async() == 0
+    delivery = delivery_of(engine)
+    monkeypatch.setattr(entry, "state", State.FAILED)
+    assert await delivery.next(partial(inspect.unwrap(type(engine).try_get_output_async), engine)) == 1
 
 
 async def test_a_plugin_orders_messages(event_driven: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,16 +23,16 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The patch alone, with a time limit that a pause of the machine does not reach."""
     importlib.import_module(API_SERVER)  # without it the application is left alone
     with only("delivery") as entry:
-        from omni_fastpath.patches.delivery import on_their_way
+        from omni_fastpath.patches.delivery import incoming
 
-        monkeypatch.setattr(on_their_way, "LONGEST_WAY_S", 60)
+        monkeypatch.setattr(incoming, "LONGEST_WAY_S", 60)
         yield entry
         assert on_the_way() == 0
 
 
 def on_the_way() -> int:
     """How many requests are incoming."""
-    from omni_fastpath.patches.delivery.on_their_way import ON_THEIR_WAY
+    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
 
     return len(ON_THEIR_WAY)
 
@@ -89,15 +89,11 @@ async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
 
 
 async def test_a_request_counts_from_the_end_of_its_body_on(on: Any) -> None:
-    """A half-open body pauses no output, also where its client leaves, and a complete one does until its answer."""
+    """A half-open body does not count, also where its client leaves, and a complete one does until its answer."""
     from starlette.requests import ClientDisconnect
 
-    from omni_fastpath.patches.delivery.on_their_way import ON_THEIR_WAY
-    from omni_fastpath.patches.delivery.pause import Pause
-
     async def paused(times: int) -> None:
-        await Pause(ON_THEIR_WAY, on.counters).before_output()
-        assert (on.counters["waits"], on.counters["requests"], on_the_way()) == (times, times, times)
+        assert (on.counters["requests"], on_the_way()) == (times, times)
 
     async def hears(*said: Any) -> None:
         messages = iter(said)
@@ -157,20 +153,25 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
         ("POST", "/behind/a/proxy/v1/completions", 1),
         ("POST", "/v1/images/generations", 0),
         ("GET", "/v1/chat/completions", 0),
-        ("GET", "/metrics", 0),
-        ("GET", "/health", 0),
     ],
 )
 async def test_requests_for_text_and_speech_count(on: Any, method: str, path: str, counts: int) -> None:
-    """Requests of other routes and methods do not."""
+    """Requests of other routes and methods do not, and none without the option."""
     await _ask(lambda: _counted(counts), path, method)
+    on.options = on.patch.options(requests_first=False)
+    await _ask(lambda: _counted(0), path, method)
+    assert on.counters["requests"] == counts
+
+
+async def _counted(expected: int) -> None:
+    assert on_the_way() == expected
 
 
 async def test_a_request_that_waits_for_something_else_counts_no_more(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow client, a download or a paused engine does not delay outputs for longer than the limit."""
-    from omni_fastpath.patches.delivery import on_their_way
+    from omni_fastpath.patches.delivery import incoming
 
-    monkeypatch.setattr(on_their_way, "LONGEST_WAY_S", 0.001)
+    monkeypatch.setattr(incoming, "LONGEST_WAY_S", 0.001)
 
     async def answer() -> None:
         await asyncio.sleep(0.1)
@@ -179,68 +180,55 @@ async def test_a_request_that_waits_for_something_else_counts_no_more(on: Any, m
     await _ask(answer)
 
 
-async def test_without_the_option_no_request_counts(on: Any) -> None:
-    """With ``requests_first`` off no output waits."""
-    on.options = on.patch.options(requests_first=False)
-    await _ask(lambda: _counted(0))
-    assert on.counters["requests"] == 0
-
-
-async def _counted(expected: int) -> None:
-    assert on_the_way() == expected
-
-
 # ---- How long outputs wait ----
 
 
 class _Time:
-    """A clock that only sleeps advance; ``passes`` is called when time has passed."""
+    """A clock that only sleeps advance, and a pause while one request is on its way."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: Callable[[], None] = lambda: None) -> None:
-        self.ns = 0
-        self._passes = passes
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from omni_fastpath.patches.delivery import incoming
+
+        self.ns, self.requests = 0, {"one"}
         monkeypatch.setattr(asyncio, "sleep", self._sleep)
+        monkeypatch.setattr(incoming, "ON_THEIR_WAY", self.requests)
+        self.pause = incoming.Pause(lambda: self.ns)
+        self.ends = False
 
     async def _sleep(self, seconds: float) -> None:
         self.ns += round(seconds * 1e9)
-        if seconds:
-            self._passes()
+        if self.ends:
+            self.requests.clear()
 
 
 async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Apart from one wait that is saved up at first; no wait is longer than its bound and a tick."""
-    from omni_fastpath.patches.delivery.pause import LONGEST_NS, TICK_S, Pause
+    from omni_fastpath.patches.delivery.incoming import LONGEST_NS, TICK_S
 
     time = _Time(monkeypatch)
-    pause = Pause({"one"}, on.counters, lambda: time.ns)
     longest = waited = 0
     while time.ns < 10_000_000_000:
         before = time.ns
-        await pause.before_output()
+        await time.pause.before_output()
         longest, waited = max(longest, time.ns - before), waited + time.ns - before
         time.ns += 70_000
     assert longest <= LONGEST_NS + TICK_S * 1e9
     assert 0.3 < (waited - LONGEST_NS) / time.ns <= 1 / 3
-    assert on.counters["waited_us"] == waited // 1000
     assert on.counters["waits"] > 1000
+    time.requests.clear()
 
 
 async def test_a_wait_ends_with_the_submission(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait ends with the last incoming request, and without one there is no wait."""
-    from omni_fastpath.patches.delivery.pause import Pause
-
-    requests = {"one"}
-    time = _Time(monkeypatch, requests.clear)
-    pause = Pause(requests, on.counters, lambda: time.ns)
-    for _ in range(20):
-        await pause.before_output()
+    """A wait ends with the last incoming request."""
+    time = _Time(monkeypatch)
+    time.ends = True
+    await time.pause.before_output()
     assert time.ns == 1_000_000
-    assert on.counters["waits"] == 1
 
 
 async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
     """Both drains of upstream wait while a request is incoming, once a message, and hand out all in order."""
-    from omni_fastpath.patches.delivery.on_their_way import ON_THEIR_WAY
+    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
 
     ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
     taken = await front_end_takes(100, event_driven=event_driven)

@@ -20,27 +20,24 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 PATH = "/v1/chat/completions"
 
 
-@pytest.fixture(params=["delivery", "admission_limit", "queue_metrics"])
-def known(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One of the patches that wrap the application, and what tells in a handler whether it acts on the request."""
+@pytest.fixture
+def seen() -> Iterator[list[bool]]:
+    """With a patch that follows connections installed; filled by each handler: whether its request is followed."""
     importlib.import_module(API_SERVER)  # without it the application is left alone
-    with only(request.param):
-        wrappers = importlib.import_module(LEDGER.named(request.param).patch.wrappers)
-        if request.param == "admission_limit":
-            wrappers._places.open(1)
-        yield lambda: connection.follower(request.param)
-        assert not LEDGER.named(request.param).has_failed
+    with only("delivery") as entry:
+        yield []
+        assert not entry.has_failed
 
 
-def _application(known: Any, *, is_upstreams: bool) -> tuple[Any, list[bool]]:
-    """An application, and whether each of its requests was acted on."""
+def _application(seen: list[bool], *, is_upstreams: bool) -> Any:
+    """An application that notes whether its request is followed."""
     from fastapi import FastAPI
 
-    app, seen = FastAPI(), []
-    app.add_api_route(PATH, lambda: seen.append(known() is not None), methods=["POST"])
+    app = FastAPI()
+    app.add_api_route(PATH, lambda: seen.append(connection.follower("delivery") is not None), methods=["POST"])
     if is_upstreams:
         app.state.openai_serving_models = None
-    return app, seen
+    return app
 
 
 async def _ask(app: Any, path: str) -> int:
@@ -48,32 +45,26 @@ async def _ask(app: Any, path: str) -> int:
         return (await client.post(path)).status_code
 
 
-def test_uvicorn_finds_an_application_and_no_factory(known: Any) -> None:
+def test_uvicorn_finds_an_application_and_no_factory(seen: list[bool]) -> None:
     """Called without arguments, as uvicorn does, an application raises at once, and it is served as ASGI 3."""
     import uvicorn
 
-    for is_upstreams in (False, True):
-        app, _ = _application(known, is_upstreams=is_upstreams)
-        config = uvicorn.Config(app)
-        config.load()
-        assert config.interface == "asgi3"
+    config = uvicorn.Config(_application(seen, is_upstreams=True))
+    config.load()
+    assert config.interface == "asgi3"
 
 
 @pytest.mark.parametrize("outer_is_upstreams", [False, True])
-async def test_only_upstreams_application_is_acted_on(known: Any, outer_is_upstreams: bool) -> None:
-    """A foreign one is passed through, also where one of the two is mounted in the other."""
-    outer, seen_outside = _application(known, is_upstreams=outer_is_upstreams)
-    inner, seen_inside = _application(known, is_upstreams=not outer_is_upstreams)
-    outer.mount("/inner", inner)
-    assert [await _ask(outer, path) for path in (PATH, f"/inner{PATH}")] == [200, 200]
-    assert (seen_outside, seen_inside) == ([outer_is_upstreams], [True])
+async def test_only_upstreams_application_is_acted_on(seen: list[bool], outer_is_upstreams: bool) -> None:
+    """A foreign one is passed through, also where one is mounted in the other; a server may name the arguments."""
+    outer = _application(seen, is_upstreams=outer_is_upstreams)
+    outer.mount("/inner", _application(seen, is_upstreams=not outer_is_upstreams))
 
+    async def by_keywords(scope: Any, receive: Any, send: Any) -> None:
+        await outer(scope=scope, receive=receive, send=send)
 
-async def test_an_application_may_be_called_by_keywords(known: Any) -> None:
-    """A server may name the arguments."""
-    app, seen = _application(known, is_upstreams=True)
-    assert await _ask(lambda scope, receive, send: app(scope=scope, receive=receive, send=send), PATH) == 200
-    assert seen == [True]
+    assert [await _ask(by_keywords, path) for path in (PATH, f"/inner{PATH}")] == [200, 200]
+    assert seen == [outer_is_upstreams, True]
 
 
 def test_a_patch_does_not_outlive_what_it_requires() -> None:

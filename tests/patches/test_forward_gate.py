@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from omni_fastpath.declare import Process, State
 from tests.patches.drive import only
-from tests.patches.small_stage import SmallStage, stage_config
 
 pytestmark = pytest.mark.upstream
 
@@ -60,26 +58,19 @@ def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
 # ---- Payloads that are kept ----
 
 
-@pytest.mark.parametrize(("name", "fields"), [("a__cfg_uncond", {}), ("a", {"resumable": True})])
-def test_left_alone(name: str, fields: dict[str, Any], tmp_path: Path, gate: Any) -> None:
-    """The outputs of a companion and of a session keep their payload."""
-    with SmallStage(stage_config(tmp_path)) as stage:
-        stage.add(name, tokens=3, **fields)
-        stage.add("another", tokens=3)
-        for _ in range(8):
-            stage.step()
-    assert gate.state is State.APPLIED
-    keys = {of: {key for each in found for key in each.multimodal_output or ()} for of, found in stage.outputs.items()}
-    assert "codes.audio" in keys[name]
-    assert "codes.audio" not in keys["another"]
-
-
 @pytest.mark.parametrize(
     ("said", "needs"),
-    [({}, False), ({"pooling_params": object()}, True), ({"resumable": True}, True), ({"streaming_queue": []}, True)],
+    [
+        ({}, False),
+        ({"pooling_params": object()}, True),
+        ({"resumable": True}, True),
+        ({"streaming_queue": []}, True),
+        ({"request_id": "a__cfg_uncond"}, True),
+        ({"external_req_id": "a__cfg_uncond"}, True),
+    ],
 )
 def test_whose_payload_is_left_alone(said: dict[str, Any], needs: bool) -> None:
-    """The payload of a pooling request and of a session is kept, because users or plugins receive it."""
+    """The payload of a pooling request, of a session and of a companion is kept, because something else receives it."""
     from omni_fastpath.patches.forward_gate import wrappers
 
     plain = {"request_id": "a", "external_req_id": "a", "pooling_params": None, "resumable": False}

@@ -1,4 +1,4 @@
-"""Which clients are polled, and what other threads and other wrappers do to the replicas of the drain."""
+"""Which clients are polled, and what other threads do to the replicas of the drain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_a_client_with_another_dequeue_is_polled(drain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_with_another_dequeue_is_polled(drain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not the verified one, so that its queue is not touched."""
     monkeypatch.setattr(upstream, "can_dequeue", lambda _client: False)
     unknown = client()
@@ -58,7 +58,7 @@ def test_a_client_with_another_dequeue_is_polled(drain: Any, monkeypatch: pytest
     assert "put_nowait" not in vars(unknown.outputs_queue)
 
 
-def test_attach_during_a_refresh_causes_another_one(drain: Any) -> None:
+async def test_attach_during_a_refresh_causes_another_one(drain: Any) -> None:
     """A change that another thread reports meanwhile is not forgotten."""
     one = pool(client())
     found = drain(one)
@@ -72,21 +72,7 @@ def test_attach_during_a_refresh_causes_another_one(drain: Any) -> None:
     assert found._is_stale
 
 
-def test_another_wrapper_of_a_put_stays(drain: Any) -> None:
-    """Restoring the queue's put leaves a later wrapper of another package in place."""
-    replica = client()
-    found = drain(pool(replica))
-
-    def foreign(_item: Any) -> None:
-        """Another package's."""
-
-    replica.outputs_queue.put_nowait = foreign
-    for each in found._replicas.values():
-        each.leave()
-    assert replica.outputs_queue.put_nowait is foreign
-
-
-def test_a_replica_that_is_marked_unavailable_leaves(drain: Any) -> None:
+async def test_a_replica_that_is_marked_unavailable_leaves(drain: Any) -> None:
     """Although its client is still in its slot; what it sends later is read when it is available again, once."""
     replica = client()
     one = pool(replica)

@@ -8,7 +8,7 @@ the same events can be repeated in another world.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -136,14 +136,14 @@ class Engine(Replica):
             raise EngineDeadError
         await super().add_request_async(request)
         self.world.got[request.request_id].engines[self.stage_id].add(self.name)
-        self.world.work[self.stage_id, request.request_id].append((self, bool(request.resumable)))
+        self.world.work[self.stage_id, request.request_id] = self
         await asyncio.sleep(0)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Abort the requests. One raw output that is in flight is still sent."""
         await super().abort_requests_async(request_ids)
         for name in request_ids:
-            self.world.work[self.stage_id, name] = deque([(self, False)])
+            self.world.work[self.stage_id, name] = self
             self.world.stopping.add((self.stage_id, name))
 
     def process_engine_inputs(self, *_args: Any, **_kwargs: Any) -> list[Any]:
@@ -160,7 +160,7 @@ class World:
         on_sleep: Called before its event loop sleeps.
 
     Attributes:
-        work: For each stage and request, the replica of each of its segments, and whether more segments will follow.
+        work: For each stage and request, the replica that makes its outputs.
         got: What each request received.
         wrong: Violations that were observed.
     """
@@ -169,7 +169,7 @@ class World:
         self.shape = shape
         self.loop = VirtualLoop(on_sleep)
         self.engines: list[list[Engine]] = [[] for _ in shape.stages]
-        self.work: dict[tuple[int, str], deque[tuple[Engine, bool]]] = defaultdict(deque)
+        self.work: dict[tuple[int, str], Engine] = {}
         self.stopping: set[tuple[int, str]] = set()
         self.params: dict[str, list[Any]] = {}
         self.asked: dict[str, tuple[int, ...]] = {}
@@ -260,17 +260,13 @@ class World:
         """Send a raw output of each replica that processes these requests."""
         sent: dict[Engine, list[tuple[Any, Note]]] = defaultdict(list)
         for name, kind, value, finish in entries:
-            queue = self.work[stage, name]
-            if not queue or not queue[0][0].works:
+            engine = self.work.get((stage, name))
+            if engine is None or not engine.works:
                 continue
-            engine, resumable = queue[0]
-            segment = finish not in ("", "error") and resumable
-            note = Note(name, stage, engine, bool(finish) and not segment, finish == "error")
-            sent[engine].append((self._entry(name, kind, value, finish, segment=segment), note))
-            if finish == "error" or (stage, name) in self.stopping:
-                queue.clear()
-            elif finish:
-                queue.popleft()
+            note = Note(name, stage, engine, bool(finish), finish == "error")
+            sent[engine].append((self._entry(name, kind, value, finish), note))
+            if finish or (stage, name) in self.stopping:
+                del self.work[stage, name]
         for engine, pairs in sent.items():
             raw = batch(*(entry for entry, _ in pairs), stats=SchedulerStats() if stats else None)
             self.came(raw, [*(note for _, note in pairs), *([Note("", stage, engine)] if stats else [])])
@@ -279,11 +275,9 @@ class World:
     def came(self, raw: Any, notes: list[Note]) -> None:
         """Called before a raw output is queued, with a note for each entry and for its statistics."""
 
-    def _entry(self, name: str, kind: str, value: int, finish: str, *, segment: bool) -> Any:
+    def _entry(self, name: str, kind: str, value: int, finish: str) -> Any:
         reason = FinishReason[finish.upper()] if finish else None
-        more: dict[str, Any] = {"is_segment_finished": segment}
-        if finish == "error":
-            more["stop_reason"] = f"{name} broke at {value}"
+        more = {"stop_reason": f"{name} broke at {value}"} if finish == "error" else {}
         if kind == "kv":
             return text(name, finish=reason, kv_transfer_params={"kv_ready": True}, **more)
         if kind == "text" or (kind == "codes" and self.shape.gated):

@@ -138,15 +138,14 @@ class Judged(World):
             earlier = [
                 other for other in self.waiting() if other.number < note.number and other.engine is not note.engine
             ]
-            if [other for other in earlier if _is_read(other.engine)]:
+            if [other for other in earlier if _is_watched(other.engine)]:  # an unavailable one keeps what it sent
                 self.wrong.append(f"{note} overtakes {earlier}")
         if not note.ends:
             return
-        anywhere = note.error or self.orchestrator.request_states[note.request].streaming.enabled
         for other in self.waiting():
             early = other.request == note.request and other.number < note.number
             missed = not note.error or other.ends or self.shape.stages[other.stage].final_output
-            if early and missed and (anywhere or other.stage < note.stage):
+            if early and missed and (note.error or other.stage < note.stage):
                 self.wrong.append(f"the end {note} overtakes {other}")
 
     def _sleeps(self) -> None:
@@ -165,10 +164,8 @@ class Drain(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         self.names: list[str] = []
-        self.sessions: dict[str, int] = {}  # and how many segments each has
-        self.open: set[str] = set()
         self.waits: set[str] = set()
-        self.ended: Counter[tuple[int, str]] = Counter()
+        self.ended: set[tuple[int, str]] = set()
         self.values = count(1)
         self.happened: list[tuple[Callable[..., None], Any, Any]] = []
 
@@ -192,7 +189,7 @@ class Drain(RuleBasedStateMachine):
             )
         self.stack.callback(self.world.close)
         assert TheDrain.running, "not the loop that it should be"
-        self._submit("DELTA", "all", 2, session=False)
+        self._submit("DELTA", "all", 2)
 
     def do(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Let something happen, which will happen to stock too."""
@@ -208,44 +205,25 @@ class Drain(RuleBasedStateMachine):
     @rule(
         kind=st.sampled_from(("DELTA", "DELTA", "CUMULATIVE", "FINAL_ONLY")),
         asks=st.sampled_from(("all", "all", "last", "first")),
-        session=st.sampled_from((False, False, False, True)),
         several=st.integers(1, 3),
     )
-    def submit(self, kind: str, asks: str, session: bool, several: int) -> None:
+    def submit(self, kind: str, asks: str, several: int) -> None:
         """Requests come."""
-        self._submit(kind, asks, several, session=session and self.async_chunk)
+        self._submit(kind, asks, several)
 
-    def _submit(self, kind: str, asks: str, several: int, *, session: bool) -> None:
+    def _submit(self, kind: str, asks: str, several: int) -> None:
         seen = tuple(stage for stage, each in enumerate(self.shape.stages) if each.final_output)
         for _ in range(several):
             self.names.append(f"q{len(self.names)}")
-            if session:
-                self.sessions[self.names[-1]] = 1
-                self.open.add(self.names[-1])
             asked = {"all": seen, "last": seen[-1:], "first": seen[:1]}[asks]
-            self.do(World.submit, self.names[-1], kind, asked, more=session)
+            self.do(World.submit, self.names[-1], kind, asked)
         self.world.advance(0.0002)
-
-    @precondition(lambda self: self._may_update())
-    @rule(data=st.data(), more=st.booleans())
-    def update(self, data: st.DataObject, more: bool) -> None:
-        """The user of a session says more, once the answer to what he said before has come."""
-        name = data.draw(st.sampled_from(self._may_update()))
-        self.sessions[name] += 1
-        if not (more and self.sessions[name] < 3):
-            self.open.discard(name)
-        self.do(World.update, name, more=name in self.open)
-
-    def _may_update(self) -> list[str]:
-        waiting = {note.request for note in self.world.waiting()}
-        free = self.open & self.world.orchestrator.request_states.keys() - waiting
-        return sorted(name for name in free if self.ended[0, name] == self.sessions[name])
 
     def _working(self) -> dict[int, list[str]]:
         """The requests that each stage may send something of."""
         found: dict[int, list[str]] = defaultdict(list)
-        for (stage, name), queue in self.world.work.items():
-            if queue and queue[0][0].works:
+        for (stage, name), engine in self.world.work.items():
+            if engine.works:
                 found[stage].append(name)
         return found
 
@@ -272,7 +250,7 @@ class Drain(RuleBasedStateMachine):
             entries = []
             for name in names:
                 ends = finish if not left and self._may_end(stage, name, finish) else ""
-                self.ended[stage, name] += bool(ends)
+                self.ended |= {(stage, name)} if ends else set()
                 value = next(self.values)
                 entries.append((name, kinds[value % len(kinds)], value, ends))
             self.do(World.send, stage, tuple(entries), stats=stats)
@@ -286,9 +264,11 @@ class Drain(RuleBasedStateMachine):
         if finish == "error":
             return True
         stages, asked = self.shape.stages, self.world.asked[name]
-        in_order = name in self.sessions or not self.async_chunk
-        before = [each for each in range(stage) if in_order or (stages[each].final_output and each not in asked)]
-        return all(self.ended[each, name] > self.ended[stage, name] for each in before)
+        return all(
+            (each, name) in self.ended
+            for each in range(stage)
+            if not self.async_chunk or (stages[each].final_output and each not in asked)
+        )
 
     @precondition(lambda self: self.names)
     @rule(data=st.data(), what=st.sampled_from((None, None, None, None, "abort", "die", "attach", "detach")))
@@ -365,7 +345,7 @@ class Drain(RuleBasedStateMachine):
                 self._compare()
 
     def _compare(self) -> None:
-        for _ in range(3):  # a session's segments
+        for _ in self.shape.stages:  # without async-chunk the end of a stage begins the next one
             for stage in range(len(self.shape.stages)):
                 for name in self._working().get(stage, ()):
                     self._send(stage, [name], 2, "stop", stats=False)
@@ -384,7 +364,7 @@ class Drain(RuleBasedStateMachine):
         wrong = []
         for name in self.names:
             a, b = ours.got[name], theirs.got[name]
-            wrong += [f"{name}: {each}" for each in _differences(a, b, session=name in self.sessions)]
+            wrong += [f"{name}: {each}" for each in _differences(a, b)]
             more = {place for place, of in left - theirs.left() if of == name}
             if a.lost or b.lost or a.errors or b.errors:
                 more &= {"requests"} if a.ends else set()
@@ -409,17 +389,12 @@ def _is_watched(engine: Engine) -> bool:
     return "put_nowait" in vars(engine.outputs_queue)
 
 
-def _is_read(engine: Engine) -> bool:
-    """Whether the drain reads it: a replica that was marked unavailable keeps what it sent, as on stock."""
-    return _is_watched(engine)
-
-
 def _available(world: World) -> list[list[str]]:
     pools = world.pipeline.pools
     return [sorted(pool.clients[each].name for each in pool.available_replica_ids()) for pool in pools]
 
 
-def _differences(ours: Got, stock: Got, *, session: bool) -> Iterator[str]:
+def _differences(ours: Got, stock: Got) -> Iterator[str]:
     """What a request got that it should not have got, or not.
 
     Equal to stock's is what one got that came to no harm. Where it failed, what came after that may come before it is
@@ -430,7 +405,7 @@ def _differences(ours: Got, stock: Got, *, session: bool) -> Iterator[str]:
     moved = any(ours.engines[stage] != stock.engines[stage] for stage in ours.engines.keys() & stock.engines.keys())
     lost, failed = moved or ours.lost or stock.lost, bool(ours.errors or stock.errors)
     for stage in {*ours.stages, *stock.stages}:
-        a, b = (_of_session(each.stages[stage]) if session else each.stages[stage] for each in (ours, stock))
+        a, b = ours.stages[stage], stock.stages[stage]
         kept = failed and b and a == b[:-1] and b[-1][:2] == ("OutputMessage", True)
         until = min(len(a), len(b)) if lost else len(b) if failed else None
         if a[:until] != b[:until] and not kept:
@@ -446,28 +421,6 @@ def _differences(ours: Got, stock: Got, *, session: bool) -> Iterator[str]:
     died = any(fatal for fatal, *_ in ours.errors + stock.errors)
     if not (lost or died) and ours.errors != stock.errors:
         yield f"errors {ours.errors}, stock's {stock.errors}"
-
-
-def _of_session(said: list[Any]) -> list[Any]:
-    """A session's messages without what depends, in upstream, on when its last input came.
-
-    The output processor takes the last input's word (``resumable=False``) at once, while what its stages sent before
-    still waits: whether a segment's end says ``finished``, and at which stage the session's empty end is, follows from
-    which was first. Neither has content.
-    """
-
-    def has_content(completion: Any) -> bool:
-        sound = (completion["multimodal"] or {}).get("audio")
-        heard = sound and (not isinstance(sound, tuple) or sound[2])
-        return bool(completion["text"] or completion["token_ids"] or heard)
-
-    kept = []
-    for kind, *rest in said:
-        if kind != "OutputMessage":
-            kept.append((kind, *rest))
-        elif any(has_content(each) for each in rest[1]) or rest[2] is not None:
-            kept.append((kind, *rest[1:]))
-    return kept
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -137,7 +137,7 @@ def test_where_replicas_are_polled(end: str, event_driven: bool) -> None:
 
 
 class Script(Drain):
-    """Text, codes and audio of six requests; ends that wait, an error, two deaths, an attach, an abort, a session.
+    """Text, codes and audio of six requests; ends that wait, an error, two deaths, an attach, an abort.
 
     Args:
         broken: Raises while it happens.
@@ -163,9 +163,9 @@ class Script(Drain):
 
     def play(self) -> None:
         """All of it, and what comes of it."""
-        self._submit("DELTA", "all", 2, session=False)
-        self._submit("CUMULATIVE", "last", 1, session=False)
-        self._submit("DELTA", "all", 1, session=True)
+        self._submit("DELTA", "all", 2)
+        self._submit("CUMULATIVE", "last", 1)
+        self._submit("DELTA", "all", 1)
         self.world.advance(0.01)
         for stage in range(3):
             self._send(stage, ["q0", "q1"], 2, "", stats=True)
@@ -177,7 +177,7 @@ class Script(Drain):
             self._send(stage, ["q3"], 2, "stop", stats=False)
         self._send(0, ["q0", "q2"], 1, "stop", stats=True)
         self.world.advance(3e-4)
-        self._submit("DELTA", "all", 4, session=False)
+        self._submit("DELTA", "all", 4)
         self.world.advance(0.01)
         late = self.names[4:]
         for stage in (2, 1, 0):
@@ -213,23 +213,3 @@ def test_where_all_is_queued(event_driven: bool) -> None:
                 wrong.append((line, times, str(error)[:500]))
     assert not wrong, "\n".join(map(str, wrong))
     assert len(whole.reached) > 100
-
-
-def test_what_arrives_after_a_failed_arrival_stays_behind_it(event_driven: bool) -> None:
-    """An error does not overtake unnumbered text of its request if it arrives before the loop steps aside."""
-    code = TheDrain._report_backlog.__code__
-    line = next(line for line in LINES if line[0] == code.co_filename and line[1] > code.co_firstlineno)
-    with silent(), switched_on():
-        broken = FailsAt([line], 1)
-        script = Script(FailsAt((), 1), event_driven=event_driven)
-        script._submit("DELTA", "all", 1, session=False)
-        script.world.advance(0.01)
-        script.world.broken = broken
-        with script.world.armed():
-            for given in ((0, (("q0", "text", 1, ""),)), (2, (("q0", "audio", 2, "error"),))):
-                World.send(script.world, *given)
-                script.happened.append((World.send, given, {}))
-        assert broken.at == line
-        script.world.advance(0.1)
-        script.teardown()
-        assert script.world.got["q0"].stages[0]

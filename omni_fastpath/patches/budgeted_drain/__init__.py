@@ -1,32 +1,24 @@
 """The orchestrator wakes when an output arrives, and processes outputs in the order of arrival, within a budget.
 
 What:
-    Replaces both of the orchestrator's loops, the poll loop and the event-driven one. The loop sleeps until an output
-    arrives, a diffusion stage must be polled, or the server shuts down. All replicas share one line in the order of
-    arrival. What arrived first is processed first, through upstream's own keep-or-drop rule, payload rehydration,
-    processing, routing and terminal bookkeeping, and is routed at once. Raw outputs are never merged, because merging
-    changes audio. A pass ends when the line is empty or the item or the time budget is spent, and then the loop yields,
-    so that sockets are read and new requests are submitted. A pass does not end at the first routable output, because
-    nothing waits for the end of a pass. Nothing overtakes anything, so the end of a request, an error or a replica's
-    death comes after everything that arrived before it.
+    Replaces both of the orchestrator's loops. The loop sleeps until an output arrives, a diffusion stage must be polled
+    or the server shuts down. All replicas share one line: what arrived first goes first, through upstream's own
+    functions, alone (merging would change audio), and is routed at once. A pass ends when the line is empty or the
+    budget is spent, and then the loop yields. It need not end at a routable output, because nothing waits for its end.
 Why:
-    The poll loop takes one raw output per replica and round and waits up to a millisecond for every empty stage. The
-    first audio packet is queued behind outputs that no user receives while the loop waits elsewhere (vllm-omni issue
-    #4561). The event-driven loop does not wait, but has a task and a second queue for each output.
+    The poll loop takes one raw output per replica and round, and waits up to a millisecond for every empty stage, while
+    first audio is queued elsewhere (vllm-omni issue #4561). The event-driven loop does not wait, but has a task and a
+    second queue for each output.
 Why not a hook:
-    Upstream has none in the loop. An iterator over ``available_replica_ids()`` that yields a replica again would leave
-    the loop body in place, but must tell the loop's task from other callers, and keeps the idle wait. In the
-    event-driven loop queue and readers are locals of the method. The replaced bodies only call helpers, which are used
-    as they are.
+    Upstream has none in the loop. The replaced bodies only call helpers, which are used as they are.
 Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
-    (upstream's test doubles) and diffusion stages are polled as upstream polls them, when their turn in the line comes.
-    Payloads that model runner v2 packs are unpacked in both modes. Upstream's event-driven loop leaves them packed in
-    0.30, but not in 0.32.
+    (upstream's test doubles) and diffusion stages are polled when their turn in the line comes. Payloads that model
+    runner v2 packs are unpacked in both modes. Upstream's event-driven loop of 0.30 leaves them packed.
 Fragility:
     High by design: replaces the bodies of both loops. The functions through which upstream reads a client are pinned.
-    The patch notices an arrival by an attribute that it sets on each client's own queue object, because upstream's
-    socket reader keeps a reference to that object. It removes the attribute when the loop ends.
+    An arrival is noticed by an attribute that the patch sets on each client's own queue object, to which upstream's
+    socket reader keeps a reference. It removes the attribute when the loop ends.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).
@@ -76,9 +68,7 @@ PATCH = Patch(
         Counter("ended_empty", "passes that ended because the line was empty"),
         Counter("ended_items", "passes that ended on the item budget with more queued"),
         Counter("ended_time", "passes that ended on the time budget with more queued"),
-        Counter("wakeups", "times the idle loop woke"),
         Counter("longest_stretch_us", "longest stretch between two yields to the event loop", is_maximum=True),
-        Counter("longest_away_us", "longest yield, in which socket readers and others run", is_maximum=True),
     ),
     rows=ROWS,
 )

@@ -99,7 +99,6 @@ class Drain:
 
     async def _serve(self) -> None:
         """Dispatch until shutdown, or until this patch has failed somewhere else."""
-        self._wakeup.begin()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._wakeup.wake())
         try:
@@ -174,10 +173,9 @@ class Drain:
 
     async def _pass(self) -> int:
         """Dispatch from the line within the budget, and return the number of raw outputs."""
-        line, items = self._line, 0
+        line, items, ended = self._line, 0, ""
         began_ns = now_ns = perf_counter_ns()
-        ended = "empty"
-        while line:
+        while line and not ended:
             if items >= self._max_items:
                 ended = "items"
             elif now_ns - began_ns >= self._max_time_ns:
@@ -187,14 +185,12 @@ class Drain:
             else:
                 items += await self._take(line[0])
                 now_ns = perf_counter_ns()
-                continue
-            break
         if items:
-            counters = self._counters
-            counters["items"] += items
-            counters["passes"] += 1
+            ended = ended or "empty"
+            self._counters["items"] += items
+            self._counters["passes"] += 1
             if ended != "over":
-                counters[f"ended_{ended}"] += 1
+                self._counters[f"ended_{ended}"] += 1
             if self._on_pass_end is not None:
                 self._on_pass_end(report=PassReport(items, ended, len(line), (now_ns - began_ns) / 1000))
         self._report_backlog()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from omni_fastpath.queues import override
+
 from . import upstream
 from .work import DiffusionOutput, Work
 
@@ -75,11 +77,11 @@ class QueuedReplica(Replica):
     attribute overrides its ``put_nowait`` until ``leave``.
     """
 
-    __slots__ = ("_put",)
+    __slots__ = ("_put_back",)
 
     def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
         super().__init__(pool, slot, client)
-        self._put: Callable[[Any], None] | None = None
+        self._put_back: Callable[[], None] = lambda: None
 
     def join(self, on_put: Callable[[Replica], None]) -> None:
         """Watch the queue. An empty one may have no reader yet, which a dequeue starts."""
@@ -92,7 +94,7 @@ class QueuedReplica(Replica):
             put(item)
             on_put(self)
 
-        self._put = vars(queue)["put_nowait"] = put_and_notify
+        self._put_back = override(queue, "put_nowait", put_and_notify)
         for _ in range(queue.qsize()):
             on_put(self)
 
@@ -102,9 +104,7 @@ class QueuedReplica(Replica):
 
     def leave(self) -> None:
         """Restore the queue's own ``put_nowait``, unless another wrapper covers this one."""
-        attributes = vars(self.client.outputs_queue)
-        if attributes.get("put_nowait") is self._put:
-            attributes.pop("put_nowait", None)
+        self._put_back()
 
 
 def replica_in(pool: Any, slot: Slot) -> Replica:

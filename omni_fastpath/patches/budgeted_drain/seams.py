@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from omni_fastpath.declare import AnySeam, Fit, Relies, Replace, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 MONITOR = "vllm_omni.engine.orchestrator_monitor"
+
+
+def _methods(module: str, owner: str, names: str) -> Iterator[Relies]:
+    return (Relies(module, f"{owner}.{name}") for name in names.split())
 
 
 def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
@@ -17,20 +23,18 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         read: The stage pool's reading of a client.
         more: What only some releases have.
     """
-    called = ("_process_llm_stage_outputs", "_handle_processed_outputs", "_finish_raw_terminal_requests")
-    also_called = ("_handle_dead_replica", "_absorb_diffusion_metrics")
-    of_pool = ("available_replica_ids", "is_replica_available", "poll_diffusion_output", "record_output_timestamps")
+    handling = "_process_llm_stage_outputs _handle_processed_outputs _finish_raw_terminal_requests"
+    polling = "poll_llm_raw_output poll_diffusion_output record_output_timestamps"
     return (
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop", wrapper="wrapped_loop"),
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop_event_driven", wrapper="wrapped_loop"),
         Wrap(STAGE_POOL, "StagePool.add_client", wrapper="wrapped_add_client"),
-        *(Relies(STAGE_POOL, f"StagePool.{name}") for name in ("poll_llm_raw_output", read)),
-        *(Relies(ORCHESTRATOR, f"{owner}.{name}") for name in (*called, *also_called)),
-        *(Relies(STAGE_POOL, f"StagePool.{name}") for name in of_pool),
+        Relies(ORCHESTRATOR, owner),
+        *_methods(ORCHESTRATOR, owner, f"{handling} _handle_dead_replica _absorb_diffusion_metrics"),
+        Relies(STAGE_POOL, "StagePool"),
+        *_methods(STAGE_POOL, "StagePool", f"{polling} available_replica_ids is_replica_available {read}"),
         Relies(MONITOR, "OrchestratorMonitor.note_loop"),
         Relies(MONITOR, "_NullOrchestratorMonitor.note_loop"),
-        Relies(ORCHESTRATOR, owner),
-        Relies(STAGE_POOL, "StagePool"),
         Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
         *more,
     )

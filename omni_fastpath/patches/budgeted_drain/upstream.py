@@ -14,13 +14,9 @@ from vllm_omni.engine.stage_pool import StagePool
 __all__ = ["EngineDeadError"]
 
 
-def _never(_output: Any) -> bool:
-    return False
-
-
 # From 0.30 on. 0.28 has no such output.
 is_diffusion_start: Callable[[Any], bool] = getattr(
-    vllm_omni.diffusion.data, "is_diffusion_request_started_output", _never
+    vllm_omni.diffusion.data, "is_diffusion_request_started_output", lambda _output: False
 )
 
 # From 0.32 on. Earlier, the function has another name.

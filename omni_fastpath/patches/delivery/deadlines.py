@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_omni.engine.messages import EngineQueueMessage, OutputMessage
 from vllm_omni.metrics.definitions import resolve_audio_sample_rate_or_none
@@ -21,7 +21,7 @@ FORGOTTEN_AFTER_S = 60.0
 If it continues, its next audio counts as its first."""
 
 
-class _Listener:
+class _Listener(NamedTuple):
     """Who plays the audio of one request.
 
     Attributes:
@@ -30,12 +30,9 @@ class _Listener:
         last_s: When the last audio arrived.
     """
 
-    __slots__ = ("last_s", "plays_until", "rate")
-
-    def __init__(self, rate: int, now: float) -> None:
-        self.rate = rate
-        self.plays_until = now
-        self.last_s = now
+    rate: int
+    plays_until: float
+    last_s: float
 
 
 class Deadlines:
@@ -78,19 +75,14 @@ class Deadlines:
         """When audio is due. If its sample rate is unknown, when it arrived."""
         listener = self._listeners.pop(request_id, None)
         if listener is not None:
+            rate, begins = listener.rate, max(listener.plays_until, now)
             deadline = min(listener.plays_until, now + LONGEST_SLACK_S)
         elif rate := resolve_audio_sample_rate_or_none(payloads):
-            listener, deadline = _Listener(rate, now), now - AT_ONCE_S
+            begins, deadline = now, now - AT_ONCE_S
         else:
             return now
-        listener.plays_until = max(listener.plays_until, now) + frames / listener.rate
-        listener.last_s = now
-        self._listeners[request_id] = listener
-        self._forget(now)
+        self._listeners[request_id] = _Listener(rate, begins + frames / rate, now)
+        oldest = next(iter(self._listeners))
+        if now - self._listeners[oldest].last_s > FORGOTTEN_AFTER_S:
+            del self._listeners[oldest]
         return deadline
-
-    def _forget(self, now: float) -> None:
-        """Forget the listener whose last audio is the oldest, if it is too old. Each call forgets at most one."""
-        longest = next(iter(self._listeners))
-        if now - self._listeners[longest].last_s > FORGOTTEN_AFTER_S:
-            del self._listeners[longest]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -18,8 +17,7 @@ from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import Entry
 
 from .deadlines import Deadlines
-from .on_their_way import ON_THEIR_WAY
-from .pause import Pause
+from .incoming import ON_THEIR_WAY, Pause
 from .queued_messages import QueuedMessages
 
 LIVENESS_INTERVAL_S = 0.25
@@ -47,14 +45,14 @@ class Delivery:
     """
 
     def __init__(self, queue: Any, entry: Entry, *, wakes: bool) -> None:
-        self._queue, self._entry, self._counters = queue, entry, entry.counters
+        self.pause = Pause()
         self._by_deadline = entry.options.by_deadline
+        self._queue, self._entry, self._counters = queue, entry, entry.counters
         self._messages = QueuedMessages(Deadlines(HOOKS.observer("deadline"), monotonic), entry.counters)
-        self._pause = Pause(ON_THEIR_WAY, entry.counters)
         self._waiter: asyncio.Future[bool] | None = None
+        self._error: Exception | None = None  # of a wake-up
         self._left = BATCH  # messages until the next turn of the event loop
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # while messages are moved; the queue's own lock may be taken inside of it only
+        self._lock = threading.RLock()  # while messages are moved; the queue's own lock may be taken inside of it only
         self._put = queue._put
         self._put_back = queues.override(queue, "_put", self._put_and_wake) if wakes else lambda: None
         queues.KEPT[queue] = self._messages.queued
@@ -70,15 +68,10 @@ class Delivery:
         found: Delivery | None = vars(queue).get(_ATTRIBUTE)
         return cls(queue, entry, wakes=wakes) if found is None else found
 
-    # ---- Waiting and giving way ----
-
-    async def give_way(self) -> None:
-        """Pause while requests are on their way in. If it is cancelled, nothing was taken."""
-        if ON_THEIR_WAY:
-            await self._pause.before_output()
-
     async def next(self, upstreams: Callable[[], Awaitable[Any]]) -> Any:
         """The next message. None only after a while without one, when upstream has checked that the orchestrator lives.
+
+        If it is cancelled, nothing was taken.
 
         Args:
             upstreams: Upstream's next message, or None after that check. It does not wait.
@@ -87,32 +80,26 @@ class Delivery:
             RuntimeError: From upstream, when the orchestrator died.
         """
         if ON_THEIR_WAY:
-            await self.give_way()
+            await self.pause.before_output()
         if self._left == 0:  # upstream's drain suspends only when the queue is empty
             await asyncio.sleep(0)
             self._left = BATCH
         self._left -= 1
         if self._is_empty():
-            waiter = self._arm()
+            self._waiter = waiter = asyncio.get_running_loop().create_future()
             if self._is_empty():  # else a message arrived just before
-                await self._arrival(waiter)
+                timer = waiter.get_loop().call_later(LIVENESS_INTERVAL_S, _resolve, waiter, False)
+                arrived = await waiter  # if it is cancelled, the timer finds the waiter done
+                timer.cancel()
+                self._left = BATCH
+                self._counters["woken"] += arrived
+        if self._error is not None:
+            raise self._error
         # One statement, so that no line is between a message that was taken and the caller.
         return found[0] if (found := self.take(1, self._queue.sync_q.get_nowait)) else await upstreams()
 
     def _is_empty(self) -> bool:
         return not self._messages.queued and self._queue.sync_q.empty()
-
-    def _arm(self) -> asyncio.Future[bool]:
-        """A future that becomes True at the next put."""
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
-        return waiter
-
-    async def _arrival(self, waiter: asyncio.Future[bool]) -> None:
-        timer = waiter.get_loop().call_later(LIVENESS_INTERVAL_S, _resolve, waiter, False)
-        arrived = await waiter  # if it is cancelled, the timer finds the waiter done
-        timer.cancel()
-        self._left = BATCH
-        self._counters["woken"] += arrived
 
     def _put_and_wake(self, item: Any) -> None:
         """Put as janus does, then wake the waiter, on any thread. The queue's lock is held, so it finds the message.
@@ -125,11 +112,7 @@ class Delivery:
             if waiter is not None and not waiter.get_loop().is_closed():
                 waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
         except Exception as error:
-            with contextlib.suppress(RuntimeError):  # it is closed
-                # Not here, because the front end may want the queue's lock while it has the one that this needs.
-                self._loop.call_soon_threadsafe(self._entry.fail, "waking the front end", error)
-
-    # ---- Taking ----
+            self._error = error  # for the front end, because it may want the queue's lock while it has this one's
 
     def take(self, count: int, get: Callable[[], Any]) -> list[Any]:
         """Take up to *count* messages by deadline. If it raises, it has taken none.
@@ -143,6 +126,7 @@ class Delivery:
         """
         with self._lock:
             if self._entry.state is not State.APPLIED:
+                self.leave()  # now, if another thread is about to, so that upstream finds the earliest first
                 return []
             if not self._by_deadline:
                 self._counters["messages"] += min(count, self._queue.sync_q.qsize())

@@ -55,7 +55,6 @@ class QueuedMessages:
             self.is_open = deadline != math.inf
             self._requests.setdefault(request_id, deque()).append(number)
             heappush(self._due, (deadline, number, request_id))
-            self._counters["most_queued"] = max(self._counters["most_queued"], len(self.queued))
 
     def take(self, count: int) -> list[Any]:
         """Take up to *count* messages. If it raises, it has taken none."""

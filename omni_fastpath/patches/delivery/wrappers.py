@@ -9,7 +9,7 @@ from omni_fastpath.connection import follow
 from omni_fastpath.ledger import AwaitedCall, Call, raised_by_us, runtime
 
 from .delivery import DELIVERIES, Delivery
-from .on_their_way import ON_THEIR_WAY, begin
+from .incoming import ON_THEIR_WAY, begin
 
 _runtime = runtime("delivery")
 follow(_runtime, begin)
@@ -51,8 +51,8 @@ async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any,
 async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
     """0.32's drain, which wakes by itself, after a pause for requests."""
     delivery = Delivery.of(instance.output_queue, _runtime, wakes=False)
-    if delivery is not None:
-        await delivery.give_way()
+    if delivery is not None and ON_THEIR_WAY:
+        await delivery.pause.before_output()
     return await wrapped(*args, **kwargs)
 
 

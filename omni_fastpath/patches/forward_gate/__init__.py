@@ -1,41 +1,26 @@
 """A stage does not send to the orchestrator what it sends to the next stage through the connector.
 
 What:
-    Under async-chunk a middle AR stage (Qwen3-Omni's talker) hands its payload to the next stage through the connector,
-    and its scheduler puts the same payload into the outputs for the orchestrator. With the patch these outputs leave
-    the stage only with the part that clients may receive (the roots ``model_outputs``, ``audio``, ``sr``, ``image``...
-    and the marks of a spoken turn, as upstream's ``partition_flat_payload`` determines). Whether there is an output,
-    its tokens, finish reason and statistics do not change. A payload without such a part becomes None, as in upstream's
-    own split. An output processor treats None and an empty payload alike, and both are one byte on the wire.
+    Under async-chunk a middle AR stage (Qwen3-Omni's talker) sends its payload to the next stage through the connector
+    and, with its outputs, to the orchestrator. With the patch these outputs leave the stage only with the part that
+    clients may receive (upstream's ``partition_flat_payload``), or with None. Whether there is an output, its tokens,
+    finish reason and statistics do not change. An output processor treats None and an empty payload alike.
 Why:
-    The orchestrator decodes the payload, keeps that of every step, copies all of them into each output and joins them
-    at the request's end, on the thread that routes all audio, and nothing reads the result. Upstream (model runner v1)
-    splits the payload only for a stage that its connector calls a sender. A middle stage has the connector of its
-    incoming edge, is called a receiver, and sends everything twice.
+    The orchestrator decodes the payload of every step, copies all of them into each output and joins them at the end,
+    on the thread that routes all audio, and nothing reads the result. Upstream's runner splits the payload only for a
+    stage that its connector calls a sender, and a middle stage is called a receiver.
 Why not a hook:
     Upstream has none between the model runner's output and the scheduler's.
 Scope:
-    Main thread of a stage process whose scheduler is an ``OmniARScheduler``. The stage is judged once, when the
-    scheduler is made, and the reason of the state gives the result. ``superseded`` if upstream splits the payload
-    itself. ``not_applicable``: generation stages, no async-chunk, model runner v2, final-output stages, stages that
-    make audio, images or video, duplex deployments, KV transfer (PD prefill), and stages whose payload the orchestrator
-    may have to pass on, which are stage 0 without a connector and stages without a processor for chunks. A stage
-    process does not know its next stage, but the processor implies that it receives chunks. From 0.30 on upstream
-    refuses to start if the two ends of an edge whose producer has a processor for chunks differ in async-chunk. On 0.28
-    it asks only the next stage's connector. A processor for chunks is recognized by its parameters, a step's payload
-    and ``is_finished``. One for whole payloads lacks the first or both. On 0.28 a stage process does not know whether
-    it is a final-output stage, so that clients get what the roots determine, as with upstream's own split of a thinker.
-    Per request, pooling requests, streaming sessions in all their segments and CFG companions are left alone. Per step,
-    so is an output whose payload list is not the very list that is sent to the connector, for example because the model
-    names the keys that its clients get (``omni_client_multimodal_output_keys``).
+    Stages with an ``OmniARScheduler``, each judged once, when that is made. The reason of the state gives the result.
+    Left alone: stages that make media or a final output, run without async-chunk or on model runner v2, are duplex,
+    transfer KV, or make no chunks; and pooling requests, sessions and CFG companions (``__cfg_`` in an id). 0.28 does
+    not tell a stage whether it is a final-output stage, so there clients get what upstream's split leaves them.
 Fragility:
-    Wraps ``OmniARScheduler.update_from_output`` and works on its result. The payload itself, which the connector's save
-    task has, is never changed. The body is pinned, because the patch relies on what it passes to the connector and to
-    the outputs, and so is the check of the edges. Not recognized: a middle stage of four or more with a processor
-    for chunks and no connector on its outgoing edge, if the stage after it has one on its own outgoing edge. Upstream
-    passes the payload on through the orchestrator there, and leaves the stage's chunks in shared memory. No pipeline of
-    0.30 is like that. Companions have ``__cfg_`` in one of their two ids. A step's ``multimodal_outputs`` and
-    ``inter_stage_outputs`` are compared by identity. Set: ``multimodal_output`` of an output.
+    Wraps ``OmniARScheduler.update_from_output`` and sets ``multimodal_output`` of its results, never the payload, which
+    the save task has. The two lists of a step are compared by identity. That the next stage receives chunks follows
+    from the stage's processor for chunks, known by its parameters. A middle stage with one, of four or more stages, and
+    without a connector on its outgoing edge would be mistaken. No pipeline of 0.30 is like that.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:

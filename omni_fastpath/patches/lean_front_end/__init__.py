@@ -1,15 +1,14 @@
 """Less work of the front end per request: for the summary in the log and for audio.
 
 What:
-    Summary: where statistics are logged (the default of ``vllm serve``), upstream prints up to four tables for each
-    request that ends, on the event loop that sends all audio. With ``summary: full`` the same text is made with less
-    work. With ``summary: line`` only upstream's ``[OmniTiming]`` line is logged, and the tables are logged at DEBUG.
-    Audio: one channel of floats becomes a WAV file or 16-bit PCM by numpy, byte for byte as libsndfile writes it.
+    Where statistics are logged (the default of ``vllm serve``), upstream prints up to four tables for each request that
+    ends. With ``summary: full`` the same text is made with less work. With ``summary: line`` only upstream's
+    ``[OmniTiming]`` line is logged, and the tables at DEBUG. One channel of floats becomes a WAV file or 16-bit PCM by
+    numpy, byte for byte as libsndfile writes it.
 Why:
-    PrettyTable measures each cell with a library for wide characters. This takes 1 to 4 ms of processor time per
-    request, under the interpreter lock, which is a third of the front end's time. Requests that end together print
-    together, just when the first audio of the next requests is due. libsndfile takes six times as long for the WAV
-    file of a chunk as writing its bytes does, because it opens a file behind callbacks.
+    PrettyTable measures each cell with a library for wide characters: 1 to 4 ms of processor time per request on the
+    event loop that sends all audio, a third of the front end's time. libsndfile takes six times as long for a chunk's
+    WAV file as writing its bytes does, because it opens a file behind callbacks.
 Why not a hook:
     Upstream only offers ``--disable-log-stats``, which removes the metrics as well.
 Scope:
@@ -17,12 +16,10 @@ Scope:
     clients receive are not changed. From 0.32 on ``summary`` changes nothing, because upstream itself logs only the
     line, and the tables at DEBUG.
 Fragility:
-    ``_format_table`` is upstream's code object with another class for ``PrettyTable``. Its body is pinned. Tables with
-    cells that are not plain ASCII are made by PrettyTable. The first table for each number of columns and the first
-    file of each format are made both ways and compared. A difference, or an exception of the patch, makes the state
-    ``failed``, and upstream continues alone.
-    ``soundfile.write`` is wrapped for every caller in the process, which still writes everything but finite 32-bit
-    floats of one channel into an empty ``BytesIO``.
+    ``_format_table`` is upstream's code object with another class for ``PrettyTable``, which still makes tables that are
+    not plain ASCII. The first table for each number of columns and the first file of each format are made both ways: a
+    difference makes the state ``failed``. ``soundfile.write`` is wrapped for every caller in the process, and still
+    writes everything but finite 32-bit floats of one channel into an empty ``BytesIO``.
 Upstream thread:
     vllm-omni issue #4561 (the CPU-side output path).
 Remove when:

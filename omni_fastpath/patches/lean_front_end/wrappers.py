@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from omni_fastpath.ledger import Call, runtime
 
 from . import pcm
-from .other_globals import WithOtherGlobals
 from .summary_table import DebugTable, SummaryTable
 
 _runtime = runtime("lean_front_end")
@@ -24,8 +24,8 @@ _filtering = _runtime.guard("filtering the log")
 # ---- The tables of a request's summary ----
 
 _log = logging.getLogger("vllm_omni.metrics.stats")
-_format_table: list[WithOtherGlobals] = []
-"""The current one, if there is one."""
+_made: list[tuple[Any, dict[str, Any], Callable[..., str]]] = []
+"""Upstream's ``_format_table``, the globals that it had, and the one that was made of it. Empty before that."""
 _proven: set[int] = set()
 """Numbers of columns for which the text was compared with upstream's and was the same."""
 
@@ -53,10 +53,13 @@ def _to_debug(record: logging.LogRecord) -> bool:
 def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> str:
     """Upstream's text. The first table for each number of columns is compared with upstream's own."""
     columns = len(data) if isinstance(data, list) else 1
-    if not _format_table or not _format_table[0].is_of(upstream.function):
-        real = upstream.function.__globals__["PrettyTable"]
-        _format_table[:] = [WithOtherGlobals(upstream.function, {"PrettyTable": partial(SummaryTable, real)})]
-    text: str = _format_table[0].function(title, data, *rest, **named)
+    found = upstream.function
+    if not _made or _made[0][0] is not found or _made[0][1] != found.__globals__:
+        names = {**found.__globals__, "PrettyTable": partial(SummaryTable, found.__globals__["PrettyTable"])}
+        lean = FunctionType(found.__code__, names, found.__name__, found.__defaults__, found.__closure__)
+        lean.__kwdefaults__ = found.__kwdefaults__
+        _made[:] = [(found, dict(found.__globals__), lean)]
+    text = _made[0][2](title, data, *rest, **named)
     if columns not in _proven:
         if text != upstream(title, data, *rest, **named):
             raise ValueError(f"a table of {columns} columns is not as PrettyTable prints it")
@@ -111,5 +114,5 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 def taken_off() -> None:
     """Log tables at INFO again."""
     _log.removeFilter(_to_debug)
-    for kept in (_format_table, _proven, _proven_formats):
+    for kept in (_made, _proven, _proven_formats):
         kept.clear()

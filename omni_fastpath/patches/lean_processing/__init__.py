@@ -1,34 +1,27 @@
 """The cost of an output does not grow with its request, and outputs that nothing receives are not built.
 
 What:
-    Inter-token latencies are summed when they are read, at a stage's end, and not for each output. A completion of
-    plain text copies the token ids so far when they are read. In the middle of a request whose outputs nothing receives
-    at a stage, an entry with only tokens is counted, its tokens are kept, and no output is made. A bare object with the
-    request's id passes through upstream's routing, which does nothing with it. Statistics, time stamps and the terminal
-    output are upstream's, made from the same state.
+    Inter-token latencies are summed at a stage's end, and a completion of plain text copies the token ids so far when
+    they are read, instead of both for each output. In the middle of a request whose outputs nothing receives at a stage,
+    an entry with only tokens is counted, its tokens are kept, and a bare object with the request's id passes through
+    upstream's routing in place of an output. Statistics, time stamps and the terminal output are upstream's.
 Why:
-    Upstream sums all latencies of a request and copies all of its token ids for each output, so that a request of n
-    steps costs n² (an output at step 2,000 up to three times one at step 50). An output of a talker, which nothing
-    receives, costs as much as one of a thinker. All of this is done under the interpreter lock, for which the front end waits.
+    Upstream sums all latencies and copies all token ids of a request for each output, so n steps cost n² (an output
+    at step 2,000 up to three times one at step 50), and a talker's output, which nothing receives, costs as much as a
+    thinker's. All of it is done under the interpreter lock, for which the front end waits.
 Why not a hook:
-    Upstream has none there. ``RequestOutputKind.FINAL_ONLY`` for
-    stages from which nothing receives is no substitute, because it changes which audio terminal counts as one and drops
-    the time stamps whose differences reach clients.
+    Upstream has none there. ``RequestOutputKind.FINAL_ONLY`` is no substitute, because it changes which audio terminal
+    counts as one, and drops time stamps whose differences reach clients.
 Scope:
     Orchestrator thread, both loops. Token ids: DELTA and one choice, without log probabilities or payload. Not built:
-    entries in the middle of a request (DELTA or CUMULATIVE, no text, no session, no CFG companion, stream interval 1)
-    at a stage without final output whose next stage receives chunks, after its first output with content. An entry with
-    a payload is built, and so are all that follow it. ``forward_gate`` keeps payloads away. A subclass of
-    ``Orchestrator`` (duplex), and prefill and decode in separate stages, are left to upstream. Hooks see an output that
-    was not built without completions.
+    tokens without text of a request without session or companion, after its first output and until it has a payload, at
+    a stage without final output whose next stage receives chunks (``forward_gate`` keeps payloads away). A duplex
+    orchestrator, and prefill and decode apart, are left to upstream. Hooks see such an output without completions.
 Fragility:
-    Each wrapper calls what it wraps. The class of a processor and of a request's state becomes a subclass, and the dict
-    of latency records is replaced. From 0.30 on, the patch counts a step in the middle of a request in place of the
-    processor. It makes the completion of a step with plain tokens and DELTA itself. These bodies are pinned. The lists of detokenizers must only grow at their end, and lose no
-    more than what was added last (0.32, at a stop string). With an unknown detokenizer, completions have upstream's
-    copies. Set
-    after an exception of the patch between a text and its output: ``_last_output_text_offset`` of a detokenizer, so
-    that it returns the text again.
+    The class of a processor and of a request's state becomes a subclass, and the dict of latency records is replaced.
+    From 0.30 on the patch itself counts a plain step, and makes its completion (bodies pinned). The lists of
+    detokenizers must only grow at their end, and lose no more than what was added last. An unknown detokenizer gets
+    upstream's copies. Set after an exception: ``_last_output_text_offset``, so that a text is returned again.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:

@@ -31,12 +31,8 @@ class Samples(list[float]):
 
     def append(self, sample: float, /) -> None:
         """Keep a sample, which replaces the previous one in the list."""
-        try:
-            self[:] = (sample,)
-            self.all.append(sample)
-        except Exception as error:
-            _runtime.fail("keeping a latency", error)
-            self.all.append(sample)
+        self[:] = (sample,)
+        self.all.append(sample)
 
     def cut(self, count: int) -> None:
         """Keep the first samples, *count* of them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from omni_fastpath.declare import AnySeam, Fit, Relies, Wrap
 
 OMNI_PROCESSOR = "vllm_omni.outputs.output_processor"
@@ -12,58 +14,46 @@ ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 COMPANIONS = "vllm_omni.engine.cfg_companion_tracker"
 
 
-def _seams(orchestrator: str, intercept: str) -> tuple[AnySeam, ...]:
+def _methods(module: str, owner: str, names: str) -> Iterator[Relies]:
+    return (Relies(module, f"{owner}.{name}") for name in names.split())
+
+
+def _seams(owner: str, intercept: str) -> tuple[AnySeam, ...]:
     """The seams on every release.
 
     Args:
-        orchestrator: The orchestrator's class.
+        owner: The orchestrator's class.
         intercept: The method that it calls for an output before routing it.
     """
+    stats = "_update_stats_from_output _update_stats_from_finished pop_native_text_metrics"
+    states = "make_request_output _new_completion_output _new_request_output"
     return (
         # Which outputs are received, and how others are handled.
-        Wrap(ORCHESTRATOR, f"{orchestrator}.__init__", wrapper="wrapped_orchestrator_made"),
-        Relies(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs"),
-        Relies(ORCHESTRATOR, f"{orchestrator}._route_output"),
-        Relies(ORCHESTRATOR, f"{orchestrator}.{intercept}"),
-        Relies(ORCHESTRATOR, f"{orchestrator}._stage_receives_async_chunks"),
-        Relies(COMPANIONS, "CfgCompanionTracker.is_companion"),
-        Relies(COMPANIONS, "CfgCompanionTracker.has_companions"),
-        # How an entry is handled, apart from making an output.
-        Wrap(
-            OMNI_PROCESSOR,
-            "MultimodalOutputProcessor.process_outputs",
-            wrapper="wrapped_process_outputs",
-        ),
-        Relies(PROCESSOR, "OutputProcessor.process_outputs"),
-        Relies(DETOKENIZER, "IncrementalDetokenizer.update"),
-        # The functions that append to a record of latencies, read it and remove it.
-        Relies(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_output"),
-        Relies(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_finished"),
-        Relies(OMNI_PROCESSOR, "MultimodalOutputProcessor.pop_native_text_metrics"),
-        # The state that changes when an output is made, and the source of its token ids.
-        Relies(OMNI_PROCESSOR, "OmniRequestState.make_request_output"),
-        Relies(OMNI_PROCESSOR, "OmniRequestState._new_completion_output"),
-        Relies(PROCESSOR, "RequestState._new_completion_output"),
-        Relies(PROCESSOR, "RequestState._new_request_output"),
-        Relies(DETOKENIZER, "BaseIncrementalDetokenizer.update"),
-        Relies(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens"),
-        Relies(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens"),
-        # The functions with which the patch makes an output of plain tokens.
-        Relies(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text"),
-        Relies(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text"),
-        Relies(OMNI_PROCESSOR, "OmniRequestState._new_request_output"),
-        Relies(ORCHESTRATOR, orchestrator),
+        Wrap(ORCHESTRATOR, f"{owner}.__init__", wrapper="wrapped_orchestrator_made"),
+        Relies(ORCHESTRATOR, owner),
         Relies(ORCHESTRATOR, "OrchestratorRequestState"),
+        *_methods(ORCHESTRATOR, owner, f"_handle_processed_outputs _route_output {intercept}"),
+        *_methods(ORCHESTRATOR, owner, "_stage_receives_async_chunks"),
+        *_methods(COMPANIONS, "CfgCompanionTracker", "is_companion has_companions"),
         Relies(STAGE_POOL, "StagePool"),
+        # How an entry is handled, apart from making an output, and where a record of latencies grows and ends.
+        Wrap(OMNI_PROCESSOR, "MultimodalOutputProcessor.process_outputs", wrapper="wrapped_process_outputs"),
         Relies(OMNI_PROCESSOR, "MultimodalOutputProcessor"),
-        Relies(OMNI_PROCESSOR, "OmniRequestState"),
+        *_methods(OMNI_PROCESSOR, "MultimodalOutputProcessor", stats),
+        Relies(PROCESSOR, "OutputProcessor.process_outputs"),
         Relies("vllm_omni.engine", "OmniEngineCoreOutput"),
+        # How an output is made, the state that changes then, and the source of its token ids and of its text.
+        Relies(OMNI_PROCESSOR, "OmniRequestState"),
+        *_methods(OMNI_PROCESSOR, "OmniRequestState", states),
+        *_methods(PROCESSOR, "RequestState", "_new_completion_output _new_request_output"),
+        *_methods(DETOKENIZER, "IncrementalDetokenizer", "update num_output_tokens get_next_output_text"),
+        *_methods(DETOKENIZER, "BaseIncrementalDetokenizer", "update get_next_output_text"),
+        *_methods(DETOKENIZER, "SlowIncrementalDetokenizer", "num_output_tokens"),
     )
 
 
-_FROM_0_30: tuple[AnySeam, ...] = (
+_FROM_0_30 = (
     *_seams("OrchestratorBase", "_intercept_stage_output"),
-    Relies("vllm_omni.engine", "OmniEngineCoreOutput"),
     # The bodies whose work the patch does for a step in the middle of a request. On 0.28 upstream does it.
     Relies("vllm.v1.metrics.stats", "IterationStats.update_from_output"),
     Relies(OMNI_PROCESSOR, "MultimodalOutputProcessor._native_text_metric_record"),
