@@ -252,15 +252,14 @@ def test_a_forked_child_leaves_its_parents_file_alone() -> None:
 SCRIPT = """
 import os, shutil, sys, time
 from tests.fakes.upstream import patch
-from omni_fastpath import install, state
+from omni_fastpath import state
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 state.REFRESH_S = 0.01
 looked = []
-install.look_again = lambda: looked.append(1)
 drum = patch("drum", counters=(Counter("beats", "beats"),))
 LEDGER.set(drum, State.APPLIED, "yes")
-publisher = state.Publisher(Process.SERVER, None)
+publisher = state.Publisher(Process.SERVER, None, lambda: looked.append(1))
 publisher.start()
 LEDGER.named("drum").counters["beats"] = 5
 def beats(samples):
