@@ -94,22 +94,6 @@ def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, ca
     assert book.entry(DRUM).has_failed
 
 
-def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper sees default values until others are set, and its counters are the entry's."""
-    book = Ledger()
-    monkeypatch.setattr(ledger, "LEDGER", book)
-    entry = book.entry(DRUM)
-    seen = ledger.runtime("drum")
-    assert seen.options == _Values(size=3)
-    entry.options = _Values(size=9)
-    assert seen.options.size == 9
-    seen.counters["beats"] += 1
-    seen.report(State.SUPERSEDED, "by the wrapper")
-    assert (entry.counters["beats"], entry.state, entry.reason) == (1, State.SUPERSEDED, "by the wrapper")
-    with pytest.raises(KeyError):
-        ledger.runtime("flute")
-
-
 def _ours(what: str) -> None:
     """Code of this package, by its module's name."""
     exec(what, {"__name__": "omni_fastpath.made_up"})  # noqa: S102 - a frame of ours, wherever this test lies

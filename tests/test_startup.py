@@ -113,8 +113,7 @@ def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
     register()
     assert is_ours(raw(READER))
     assert not is_ours(raw(READER).__wrapped__)
-    for block in ({}, {"fastpath": False}):
-        file = yaml(tmp_path, **block)
+    for file in (yaml(tmp_path, "a.yaml"), yaml(tmp_path, "b.yaml", fastpath=False)):
         assert read(file) == stock(file)
         assert engine(file) == []
     assert engine(None) == []
