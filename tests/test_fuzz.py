@@ -86,7 +86,7 @@ def test_a_value_that_cannot_be_sent_to_the_stages_is_refused() -> None:
     """A value that JSON cannot carry, or a key of any type, is refused by its key."""
     for odd in (HUGE, NESTED, {"x": {1: {(2,): 3}}}, Path("a"), "\ud800"):
         block = {"budgeted_drain": {HUGE: 1, "max_items": odd}, HUGE: odd, "a\nb": odd}
-        test_settings_are_resolved_or_refused.hypothesis.inner_test(block, {}, set())
+        test_settings_are_resolved_or_refused.hypothesis.inner_test(block, {}, set())  # type: ignore[attr-defined]
 
 
 ODD = "{stage_id: 0, x: {1: 0.5, 1: 0.7, true: 1, 'true': 2, n: !!python/object/apply:pathlib.Path [a]}}"
