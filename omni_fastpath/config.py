@@ -37,19 +37,9 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import ByteSize
 
+from omni_fastpath import process_role
 from omni_fastpath.declare import Options, Patch
-from omni_fastpath.process_role import (
-    BOOLEAN_WORDS,
-    HANDOFF,
-    MASTER,
-    NAMESPACE,
-    ON_UNLISTED,
-    ON_UNSUPPORTED,
-    RefusedError,
-    boolean,
-    master_off,
-    own_variables,
-)
+from omni_fastpath.process_role import HANDOFF, MASTER, NAMESPACE, RefusedError, boolean, master_off, own_variables
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
@@ -64,7 +54,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "on_unlisted": get_args(OnUnlisted),
 }
 """The keys of the block that are not patches, with their allowed values."""
-_RULE_VARIABLES = {ON_UNSUPPORTED: "on_unsupported", ON_UNLISTED: "on_unlisted"}
+_RULE_VARIABLES = {f"{MASTER}_{key.upper()}": key for key in RULES}
 
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
 _PLAIN = re.compile(r"[\w-]{1,80}")
@@ -178,11 +168,6 @@ def is_beside(name: str) -> bool:
     prefix, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
     alike = difflib.SequenceMatcher(None, letters[: len(prefix)], prefix)
     return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    """The message about an unknown variable."""
-    return str(unknown(name, name, known, found="an unknown variable"))
 
 
 # A block and variables
@@ -307,7 +292,7 @@ class _Settings:
     def _switch(self, name: str, environ: Mapping[str, str]) -> bool | None:
         on = boolean(environ.get(name, ""))
         if on is None and name in environ:
-            self._refuse(name, environ[name], BOOLEAN_WORDS)
+            self._refuse(name, environ[name], process_role.BOOLEAN_WORDS)
         return on
 
     def _set_rule(self, key: str, place: str, value: object) -> None:
@@ -412,15 +397,16 @@ def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[P
     known = variables(patches)
     removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
     removed |= {f"{MASTER}_{name.upper()}": words for patch in patches for name, words in patch.formerly.items()}
-    unknown_variables = []
-    for name in set_variables(environ, patches):
-        if name not in known:
-            words = removed.get(name) or removed.get(name.partition("__")[0])
-            unknown_variables.append(f"{name}: {words}" if words else _unknown(name, known))
+
+    def told(name: str) -> str:
+        words = removed.get(name) or removed.get(name.partition("__")[0])
+        return f"{name}: {words}" if words else str(unknown(name, name, known, found="an unknown variable"))
+
+    unknown_variables = [told(name) for name in set_variables(environ, patches) if name not in known]
     lines = [*(str(problem) for problem in settings.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
-    nearly = [_unknown(name, known) for name in environ if is_beside(name)]
+    nearly = [told(name) for name in environ if is_beside(name)]
     if block is not None:
         words = "the top-level key {!r} is ignored; did you mean {!r}?"
         nearly += [f"{block.path}: {words.format(key, KEY)}" for key in block.misspelt]
@@ -454,25 +440,20 @@ def read(path: str | Path) -> Block:
     Raises:
         ConfigError: A file cannot be read, or the chain has a cycle.
     """
-    found: dict[Path, Block] = {}
+    files: list[Path] = []
+    merged: dict[Any, Any] = {}
     current: Path | None = Path(path)
     while current is not None:
         data = _load(current)  # first, because the path of a readable file can be resolved
-        if current.resolve() in (each.resolve() for each in found):
+        if current.resolve() in (each.resolve() for each in files):
             raise ConfigError(f"{path}: the chain of base_config returns to {current}")
-        found[current] = block_of(current, data)
+        files.append(current)
+        merged = {**data, **merged}
         base = data.get("base_config")
         if not isinstance(base, str | None):
             raise refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
         current = None if base is None else current.parent / base
-    blocks = list(found.values())
-    return Block(
-        Path(path),
-        next((each.value for each in blocks if each.value is not ABSENT), ABSENT),
-        tuple(key for each in blocks for key in each.misspelt),
-        tuple(place for each in blocks for place in each.misplaced),
-        tuple(found),
-    )
+    return dataclasses.replace(block_of(path, merged), files=tuple(files))
 
 
 def _load(path: Path) -> Mapping[Any, Any]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
-
-from omni_fastpath import process_role
 
 
 class State(str, enum.Enum):
@@ -158,21 +155,6 @@ class Fit(Row):
     of_stages: tuple[str, ...] = ()
     of_api_server: tuple[str, ...] = ()
     without_api_server: str = ""
-
-    def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """The seams that a kind of process verifies before it writes any. None means all processes."""
-        if process is None:
-            return self.seams
-        left_out: set[str] = set()
-        if process is Process.SERVER and not self._has_api_server():
-            left_out.update(self.of_api_server)
-        if self.of_stages:
-            of_others = {seam.module for seam in self.seams} - set(self.of_stages)
-            left_out.update(of_others if process is Process.STAGE else self.of_stages)
-        return tuple(seam for seam in self.seams if seam.module not in left_out)
-
-    def _has_api_server(self) -> bool:
-        return process_role.is_serve(sys.argv) or all(module in sys.modules for module in self.of_api_server)
 
 
 @dataclass(frozen=True)

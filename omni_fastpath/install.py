@@ -17,29 +17,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from omni_fastpath import seams
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Fit, Patch, Process, Row, State, Wrap
+from omni_fastpath.guard import guarded
 from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
-from omni_fastpath.patches import PATCHES
-from omni_fastpath.process_role import RefusedError
+from omni_fastpath.process_role import RefusedError, is_serve
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import (
-    MARK,
-    UPSTREAM,
-    SeamMovedError,
-    Slot,
-    elsewhere,
-    fits,
-    is_inside,
-    package,
-    theirs,
-    verify,
-)
+from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
 
 _Written = tuple[Slot, Any, Any]
 """A slot, what was in it, and what was written into it."""
@@ -57,16 +48,14 @@ class Found(NamedTuple):
     """The row that a patch uses, with its verified slots.
 
     Attributes:
-        release: The listed release, as the row spells it.
         row: The row.
         slots: The slots of its seams.
         same_as: The listed release with the same code, if the installed one is not listed. Else empty.
     """
 
-    release: str
     row: Row
     slots: list[Slot]
-    same_as: str = ""
+    same_as: str
 
     @property
     def words(self) -> str:
@@ -85,18 +74,27 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     listed = patch.listed(found and found.version)
     if listed is not None:
         release, row = listed
-        seams = row.seams_in(process) if isinstance(row, Fit) else ()
-        return Found(release, row, [verify(seam, release) for seam in seams])
+        seams = seams_in(row, process) if isinstance(row, Fit) else ()
+        return Found(row, [verify(seam, release) for seam in seams], same_as="")
     moved = ""
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
-            seams = row.seams_in(process) if isinstance(row, Fit) else row.seams
-            slots = [verify(seam, release) for seam in seams]
+            return Found(row, [verify(seam, release) for seam in seams_in(row, process)], same_as=release)
         except SeamMovedError as error:
             moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
-        else:
-            return Found(release, row, slots, same_as=release)
     raise SeamMovedError(f"{unlisted(patch)}{moved}")
+
+
+def seams_in(row: Row, process: Process | None) -> tuple[AnySeam, ...]:
+    """The seams that a kind of process verifies before it writes any. None means all processes."""
+    if process is None or not isinstance(row, Fit):
+        return row.seams
+    has_api_server = is_serve(sys.argv) or all(module in sys.modules for module in row.of_api_server)
+    left_out = set() if process is not Process.SERVER or has_api_server else {*row.of_api_server}
+    if row.of_stages:
+        of_others = {seam.module for seam in row.seams} - {*row.of_stages}
+        left_out |= of_others if process is Process.STAGE else {*row.of_stages}
+    return tuple(seam for seam in row.seams if seam.module not in left_out)
 
 
 def row_here(patch: Patch) -> Row | None:
@@ -135,8 +133,8 @@ def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
     """
     found = vllm_omni_release()
     listed = patch.listed(found and found.version)
-    problems = _problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
-    return problems or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
+    moved = problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
+    return moved or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
 
 
 def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) -> tuple[Found, ModuleType | None]:
@@ -145,7 +143,8 @@ def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) ->
     return found, import_wrappers(patch) if isinstance(found.row, Fit) else None
 
 
-def _problems(seams: Sequence[AnySeam], release: str) -> list[str]:
+def problems(seams: Sequence[AnySeam], release: str) -> list[str]:
+    """The differences between the installed functions and those of a release, at most one per seam."""
     found = (_raised(f"{seam.path}: it cannot be verified", functools.partial(verify, seam, release)) for seam in seams)
     return [problem for each in found for problem in each]
 
@@ -179,7 +178,7 @@ def import_wrappers(patch: Patch) -> ModuleType:
 # ---- A configuration ----
 
 
-def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES) -> None:
+def apply(resolved: Resolved, process: Process, patches: Sequence[Patch]) -> None:
     """Install the enabled patches that are not installed yet, and log the result.
 
     An installed patch does not change. If ``resolved`` differs from it, a warning is logged.
@@ -210,47 +209,38 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCH
 
 
 def _outcome(patches: Sequence[Patch]) -> Iterator[str]:
-    """A line for the applied patches, and one for those without a use here. Problems were logged separately."""
-    for title, states in (("applied", {State.APPLIED}), ("not applied here", {State.NOT_APPLICABLE, State.SUPERSEDED})):
-        by_words: dict[str, list[str]] = {}
-        for entry in (LEDGER.entry(patch) for patch in patches):
-            if entry.state in states:
-                state = "" if entry.state is State.APPLIED else entry.state.value
-                words = ": ".join(filter(None, (state, entry.reason)))
-                by_words.setdefault(f" ({words})" if words else "", []).append(entry.patch.name)
-        if by_words:
-            yield f"{title}: {'; '.join(', '.join(names) + words for words, names in by_words.items())}"
+    """A line for each state that is neither off nor a problem. Problems were logged separately."""
+    for state in (State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE):
+        by_reason: dict[str, list[str]] = {}
+        for entry in map(LEDGER.entry, patches):
+            if entry.state is state:
+                by_reason.setdefault(f" ({entry.reason})" if entry.reason else "", []).append(entry.patch.name)
+        if by_reason:
+            yield f"{state.value}: {'; '.join(', '.join(names) + reason for reason, names in by_reason.items())}"
 
 
 def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
     entry, options = LEDGER.entry(patch), resolved.enabled.get(patch.name)
     if is_installed(patch.name):
-        _warn_of_difference(patch, entry.options, options)
+        if options is None:
+            warn_once(f"{patch.name} stays on, because an installed patch stays until the process ends")
+        elif options != entry.options:
+            kept = f"keeps its values {entry.options!r} until the process ends"
+            warn_once(f"{patch.name} {kept}; requested now: {options!r}")
         return
     entry.options = options or patch.options()
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
     elif process not in patch.processes:
-        where = " or ".join(sorted(each.value for each in patch.processes))
-        LEDGER.set(
-            patch, State.NOT_APPLICABLE, f"it is used in a {where} process, and this is a {process.value} process"
-        )
-    elif lacking := [
-        each
-        for each in map(LEDGER.named, patch.requires)
-        if process in each.patch.processes and not each.state.satisfies_requirement
-    ]:
-        name, state = lacking[0].patch.name, lacking[0].state
-        LEDGER.set(patch, state, f"requires {name}, which is {state.value}: {lacking[0].reason}")
+        used = f"it is used in a {' or '.join(sorted(each.value for each in patch.processes))} process"
+        LEDGER.set(patch, State.NOT_APPLICABLE, f"{used}, and this is a {process.value} process")
     else:
+        for required in map(LEDGER.named, patch.requires):
+            if process in required.patch.processes and not required.state.satisfies_requirement:
+                name, state = required.patch.name, required.state
+                LEDGER.set(patch, state, f"requires {name}, which is {state.value}: {required.reason}")
+                return
         install(patch, process, resolved.on_unlisted)
-
-
-def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | None) -> None:
-    if asked is None:
-        warn_once(f"{patch.name} stays on, because an installed patch stays until the process ends")
-    elif asked != here:
-        warn_once(f"{patch.name} keeps its values {here!r} until the process ends; requested now: {asked!r}")
 
 
 def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patch]) -> None:
@@ -261,8 +251,8 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
             continue
         if entry.state.is_trouble:
             trouble.append(f"{patch.name} is {entry.state.value}: {entry.reason}")
-        elif problems := _problems_in_stages(resolved, patch, process):
-            trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(problems)}")
+        elif moved := _problems_in_stages(resolved, patch, process):
+            trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(moved)}")
     if trouble:
         raise RefusedError(f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
 
@@ -316,7 +306,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    slots = (slot, *elsewhere(slot))
+                    slots = (slot, *seams.elsewhere(slot))
                     ours = {id(each.raw()): _around(each, getattr(wrappers, name), patch) for each in reversed(slots)}
                     for each in slots:
                         _write(written, each, ours[id(each.raw())])
@@ -344,13 +334,8 @@ def uninstall(patch: Patch) -> None:
             return
         for slot, _, ours in written:
             if slot.raw() is not ours:
-                path, found = slot.seam.path, slot.raw()
-                logger.error(
-                    "omni-fastpath: %s stays, because another package has written %s since, found %r",
-                    patch.name,
-                    path,
-                    found,
-                )
+                why = f"another package has written {slot.seam.path} since, found {slot.raw()!r}"
+                logger.error("omni-fastpath: %s stays, because %s", patch.name, why)
                 return
         del _installed[patch.name]
         _put_back(LEDGER.entry(patch), written)
@@ -361,10 +346,10 @@ def look_again() -> None:
     """Say it if another package has written a slot of an installed patch since. It raises nothing."""
     with _lock, contextlib.suppress(Exception):
         for entry in [LEDGER.named(name) for name in _installed]:
-            since = [(slot.seam, theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]
+            since = [(slot.seam, seams.theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]
             since = [each for each in since if each[1] is not None]
-            told = ", ".join(f"{package(other)} wrapped {seam.path}" for seam, other, _ in since)
-            if any(isinstance(seam, (Wrap, Add)) and not is_inside(left, other) for seam, other, left in since):
+            told = ", ".join(f"{seams.package(other)} wrapped {seam.path}" for seam, other, _ in since)
+            if any(isinstance(seam, (Wrap, Add)) and not seams.is_inside(left, other) for seam, other, left in since):
                 entry.fail("keeping its place", RuntimeError(f"since installed, {told}, without the patch inside"))
             elif since and entry.state is State.APPLIED:
                 entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
@@ -392,6 +377,6 @@ def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
     what, raw = f"the wrapper of {slot.seam.qualname}", slot.raw()
-    ours = FunctionWrapper(raw, LEDGER.entry(patch).guarded(wrapper, what, fits(raw)))
+    ours = FunctionWrapper(raw, guarded(LEDGER.entry(patch), wrapper, what, seams.fits(raw)))
     setattr(ours, MARK, patch.name)
     return ours

@@ -1,4 +1,4 @@
-"""The state, options and counters of each patch in this process, and the guard against errors of patches.
+"""The state, options and counters of each patch in this process.
 
 Counters are plain integers. Only the thread that does the work writes them. Other threads read them without a lock, so
 a value may be slightly out of date.
@@ -6,17 +6,14 @@ a value may be slightly out of date.
 
 from __future__ import annotations
 
-import inspect
 import logging
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from omni_fastpath.declare import Patch, State
+from omni_fastpath.guard import Guard
 
 logger = logging.getLogger("vllm.omni_fastpath")
 """A child of vLLM's logger, so that its lines have the format of the server's log."""
@@ -94,51 +91,6 @@ class Entry:
         """A ``Guard`` for code of the patch."""
         return Guard(self, what)
 
-    def guarded(self, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
-        """A wrapper whose own errors do not reach upstream.
-
-        An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result
-        or the exception of the last call of that function. If it was not called yet, it is called now with the original
-        arguments. Therefore, if an effect of a wrapper must not be combined with upstream's own, it must be in the
-        wrapper's last line.
-
-        Args:
-            wrapper: The wrapper. It gets upstream's function as a ``Call``.
-            what: The wrapper's name, as the subject of a sentence.
-            fits: Whether upstream's function takes this instance and these arguments. If not, it alone is called. So a
-                coroutine function too raises its ``TypeError`` at the call, by which uvicorn tells an application from
-                a factory.
-        """
-
-        def guarded(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if self.state is State.FAILED or not fits(instance, args, kwargs):
-                return wrapped(*args, **kwargs)
-            call = Call(wrapped)
-            try:
-                return wrapper(call, instance, args, kwargs)
-            except Exception as error:
-                if call.raised(error):
-                    raise
-                self.fail(what, error)
-            return call.outcome() if call.was_made else wrapped(*args, **kwargs)
-
-        async def guarded_await(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            call = AwaitedCall(wrapped)
-            try:
-                return await wrapper(call, instance, args, kwargs)
-            except Exception as error:
-                if call.raised(error):
-                    raise
-                self.fail(what, error)
-            return call.outcome() if call.was_made else await wrapped(*args, **kwargs)
-
-        def guarded_coroutine(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if self.state is State.FAILED or not fits(instance, args, kwargs):
-                return wrapped(*args, **kwargs)
-            return guarded_await(wrapped, instance, args, kwargs)
-
-        return guarded_coroutine if inspect.iscoroutinefunction(wrapper) else guarded
-
     @property
     def reason(self) -> str:
         """The cause and the remarks."""
@@ -152,118 +104,6 @@ class Entry:
         except Exception as error:
             self.fail("showing figures", error)
             return {}
-
-
-class Guard:
-    """A context manager for code of a patch. An exception leaves the context and makes the patch step aside.
-
-    Call upstream outside of it, so that upstream's exceptions are not caught. If that is not possible,
-    ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
-
-    Args:
-        entry: The patch.
-        what: What is done inside, as the subject of a sentence: "counting a raw output".
-    """
-
-    __slots__ = ("_entry", "_what")
-
-    def __init__(self, entry: Entry, what: str) -> None:
-        self._entry, self._what = entry, what
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):  # there is none, or it is a cancellation, which is not an error
-            return False
-        self._entry.fail(self._what, error)
-        return True
-
-
-Wrapper = Callable[[Any, Any, Any, Any], Any]
-"""A wrapper for wrapt. Its parameters are upstream's function, its instance, and its arguments."""
-
-
-class Call:
-    """Upstream's function as it is passed to a wrapper. It remembers the outcome of the last call.
-
-    Args:
-        function: The function.
-
-    Attributes:
-        was_made: Whether it was called.
-    """
-
-    __slots__ = ("_error", "_result", "function", "was_made")
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.was_made = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call upstream's function."""
-        self.was_made, self._error = True, None
-        try:
-            self._result = self.function(*args, **kwargs)
-        except BaseException as error:
-            self._error = error
-            raise
-        return self._result
-
-    def meant(self, error: Exception) -> Exception:
-        """Mark an error that the wrapper raises on purpose, for upstream's caller. It is not a failure of the patch."""
-        self._error = error
-        return error
-
-    def raised(self, error: BaseException) -> bool:
-        """Whether the last call raised this error. It is then dropped, because its traceback refers to this object."""
-        is_it = error is self._error
-        if is_it:
-            self._error = None
-        return is_it
-
-    def outcome(self) -> Any:
-        """Return the result of the last call, or raise its exception."""
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return self._result
-        finally:
-            del error
-
-
-class AwaitedCall(Call):
-    """A ``Call`` of a coroutine function."""
-
-    __slots__ = ()
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call and await upstream's function."""
-        self.was_made, self._error = True, None
-        try:
-            self._result = await self.function(*args, **kwargs)
-        except BaseException as error:
-            self._error = error
-            raise
-        return self._result
-
-
-_OURS = __name__.partition(".")[0]
-_LIBRARIES = sys.stdlib_module_names | {"janus", "msgspec", "pluggy", "prometheus_client", "uvloop", "wrapt"}
-"""Libraries. Their exceptions are attributed to their callers."""
-
-
-def raised_by_us(error: BaseException) -> bool:
-    """Whether an exception was raised by code of this package, or by a library that this package called.
-
-    The innermost frame that is not in a library decides.
-    """
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    roots = [root for root in (name.partition(".")[0] for name in names) if root not in _LIBRARIES]
-    return bool(roots) and roots[-1] == _OURS
 
 
 Listener = Callable[[str, State, str], None]

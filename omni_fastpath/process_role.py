@@ -15,17 +15,14 @@ from typing import Literal
 
 NAMESPACE = "OMNI_FASTPATH"
 MASTER = NAMESPACE
-ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
 ON_UNLISTED = f"{NAMESPACE}_ON_UNLISTED"
 
 HANDOFF = "_OMNI_FASTPATH_HANDOFF"
 """The variable that carries a parent's configuration to its stages (``startup``). Its name does not
 begin with ``OMNI_FASTPATH``, because unknown names that do are refused."""
 
-TRUE_WORDS = ("1", "true", "on", "yes")
-FALSE_WORDS = ("0", "false", "off", "no")
-_BOOLEANS = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}
-BOOLEAN_WORDS = f"{' '.join(TRUE_WORDS)} or {' '.join(FALSE_WORDS)}"
+_BOOLEANS = dict.fromkeys(("1", "true", "on", "yes"), True) | dict.fromkeys(("0", "false", "off", "no"), False)
+BOOLEAN_WORDS = "1 true on yes or 0 false off no"
 
 _PROC = Path("/proc")
 """Read directly, because psutil's creation times change when the machine's clock is set."""

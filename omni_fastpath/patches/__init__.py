@@ -16,7 +16,7 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
    ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
    and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach
-   upstream. The machinery ensures this for wrappers (``Entry.guarded``). Other functions that upstream calls, such as a
+   upstream. The machinery ensures this for wrappers (``guard.guarded``). Other functions that upstream calls, such as a
    callback or a method of a subclass, use ``Entry.guard`` or ``Entry.fail``. ``taken_off()``, if the module
    has that function, releases everything that others wait for.
 3. This file: the import, and its place in ``PATCHES``, after the patches that it requires.

@@ -11,13 +11,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omni_fastpath import config
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, master_off
 from omni_fastpath.tools import entrypoint
-from omni_fastpath.tools.servers import Server
+
+if TYPE_CHECKING:
+    from omni_fastpath.tools.servers import Server
 
 Severity = Literal["error", "warning", "info"]
 """``error``: something that was requested does not work. ``warning``: something else is wrong. ``info``: no immediate

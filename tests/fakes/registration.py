@@ -66,11 +66,11 @@ def ours() -> set[Key]:
 def written(*names: str) -> set[Key]:
     """The slots that have an object of this package in a server when these patches are applied."""
     from omni_fastpath.declare import Add, Fit, Process, Replace, Wrap
-    from omni_fastpath.install import row_here
+    from omni_fastpath.install import row_here, seams_in
     from omni_fastpath.patches import PATCHES
 
     rows = [row_here(patch) for patch in PATCHES if patch.name in names]
-    seams = [seam for row in rows if isinstance(row, Fit) for seam in row.seams_in(Process.SERVER)]
+    seams = [seam for row in rows if isinstance(row, Fit) for seam in seams_in(row, Process.SERVER)]
     return {(seam.module, seam.qualname) for seam in seams if isinstance(seam, (Wrap, Replace, Add))}
 
 

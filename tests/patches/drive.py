@@ -34,7 +34,7 @@ def options(**values: Any) -> Iterator[None]:
 
 @contextmanager
 def _installed(process: Process, *variables: str) -> Iterator[None]:
-    apply(config.resolve(None, dict.fromkeys(variables, "1"), PATCHES), process)
+    apply(config.resolve(None, dict.fromkeys(variables, "1"), PATCHES), process, PATCHES)
     for entry in LEDGER:
         entry.counters.update(dict.fromkeys(entry.counters, 0))
     try:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
-from omni_fastpath import queues
+from omni_fastpath import guard, queues
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
@@ -41,7 +41,7 @@ def guarded(name: str, patch: str = "queue_metrics") -> Any:
     if not is_installed(patch):
         return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
     wrappers = importlib.import_module(LEDGER.named(patch).patch.wrappers)
-    return LEDGER.named(patch).guarded(getattr(wrappers, name), name, lambda *_: True)
+    return guard.guarded(LEDGER.named(patch), getattr(wrappers, name), name, lambda *_: True)
 
 
 def answered(

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
+from omni_fastpath.guard import guarded
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.delivery import PATCH
 from tests.patches.drive import silent
@@ -103,7 +104,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
         async def upstreams() -> Any:
             return None if source.empty() else source.get_nowait()
 
-        drain = entry.guarded(wrappers.wrapped_try_get_output_async, "the drain", lambda *_: True)
+        drain = guarded(entry, wrappers.wrapped_try_get_output_async, "the drain", lambda *_: True)
         for count in takes(schedule, source):
             for _ in range(count):
                 with traced("delivery", at):

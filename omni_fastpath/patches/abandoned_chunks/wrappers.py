@@ -6,7 +6,8 @@ import time
 from threading import Event, Lock, Thread
 from typing import Any
 
-from omni_fastpath.ledger import AwaitedCall, runtime
+from omni_fastpath.guard import AwaitedCall
+from omni_fastpath.ledger import runtime
 
 from .leftovers import KEEP_S, Leftovers
 

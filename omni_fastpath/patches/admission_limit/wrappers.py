@@ -9,7 +9,8 @@ from vllm.exceptions import QueueOverflowError
 
 from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import AwaitedCall, Call, runtime, warn_once
+from omni_fastpath.guard import AwaitedCall, Call
+from omni_fastpath.ledger import runtime, warn_once
 
 from .places import Places, Ticket
 

@@ -23,7 +23,8 @@ from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from omni_fastpath.hooks import HOOKS, PassReport
-from omni_fastpath.ledger import Entry, logger, raised_by_us
+from omni_fastpath.guard import raised_by_us
+from omni_fastpath.ledger import Entry, logger
 
 from . import upstream
 from .replicas import POLL_WAIT_S, QueuedReplica, Replica, Slot, replica_in

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from omni_fastpath.connection import Connection, current, lost
-from omni_fastpath.ledger import AwaitedCall, runtime
+from omni_fastpath.guard import AwaitedCall
+from omni_fastpath.ledger import runtime
 
 _runtime = runtime("connections")
 _counters = _runtime.counters

@@ -6,7 +6,8 @@ import inspect
 from typing import Any
 
 from omni_fastpath.connection import follow
-from omni_fastpath.ledger import AwaitedCall, Call, raised_by_us, runtime
+from omni_fastpath.guard import AwaitedCall, Call, raised_by_us
+from omni_fastpath.ledger import runtime
 
 from .delivery import DELIVERIES, Delivery
 from .incoming import ON_THEIR_WAY, begin

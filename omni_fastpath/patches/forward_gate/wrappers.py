@@ -11,7 +11,8 @@ from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connect
 from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import Call, runtime
+from omni_fastpath.guard import Call
+from omni_fastpath.ledger import runtime
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from omni_fastpath.ledger import Call, runtime
+from omni_fastpath.guard import Call
+from omni_fastpath.ledger import runtime
 
 from . import pcm
 from .summary_table import DebugTable, SummaryTable

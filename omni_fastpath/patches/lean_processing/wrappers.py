@@ -7,7 +7,8 @@ from typing import Any
 
 from vllm.v1.engine.output_processor import OutputProcessorOutput
 
-from omni_fastpath.ledger import Call, raised_by_us, runtime
+from omni_fastpath.guard import Call, raised_by_us
+from omni_fastpath.ledger import runtime
 
 from .processor import make_lean
 from .unseen import attach, unseen_of

@@ -19,7 +19,8 @@ import janus
 
 from omni_fastpath import queues, threads
 from omni_fastpath.connection import Connection, Follower, follow, follower
-from omni_fastpath.ledger import AwaitedCall, Call, runtime
+from omni_fastpath.guard import AwaitedCall, Call
+from omni_fastpath.ledger import runtime
 
 from . import PREFIX
 from .account import Account, End

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import Call, runtime
+from omni_fastpath.guard import Call
+from omni_fastpath.ledger import runtime
 
 from .holds import Holds, Load
 from .save_queue import SaveQueue

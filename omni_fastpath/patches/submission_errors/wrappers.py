@@ -7,7 +7,8 @@ from typing import Any
 from vllm.v1.engine.exceptions import EngineDeadError
 from zmq.error import ZMQError
 
-from omni_fastpath.ledger import AwaitedCall, logger, runtime
+from omni_fastpath.guard import AwaitedCall
+from omni_fastpath.ledger import logger, runtime
 
 _runtime = runtime("submission_errors")
 _counters = _runtime.counters
