@@ -135,8 +135,8 @@ def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
     """
     found = vllm_omni_release()
     listed = patch.listed(found and found.version)
-    problems = _problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
-    return problems or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
+    moved = problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
+    return moved or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
 
 
 def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) -> tuple[Found, ModuleType | None]:
@@ -145,7 +145,8 @@ def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) ->
     return found, import_wrappers(patch) if isinstance(found.row, Fit) else None
 
 
-def _problems(seams: Sequence[AnySeam], release: str) -> list[str]:
+def problems(seams: Sequence[AnySeam], release: str) -> list[str]:
+    """The differences between the installed functions and those of a release, at most one per seam."""
     found = (_raised(f"{seam.path}: it cannot be verified", functools.partial(verify, seam, release)) for seam in seams)
     return [problem for each in found for problem in each]
 
