@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, UnicodeError) as error:  # UnicodeError: a file name that is not UTF-8
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return TROUBLE if isinstance(error, OSError) else REFUSED
     return code
@@ -169,7 +169,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
         return FINE
     if output.exists() and not arguments.force:
         raise ConfigError(f"{output} exists; --force overwrites it")
-    output.write_text(text, encoding="utf-8")
+    output.write_bytes(text.encode())  # an invalid character is refused before the file is opened
     print(f"wrote {output}, over {base.name}; serve with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE
 
