@@ -79,7 +79,7 @@ def test_files_of_processes_that_have_ended_are_deleted() -> None:
     assert not path.exists()
 
 
-DAMAGED = ({"schema": 0}, {"patches": None}, {"patches": {"drum": {}}}, {"role": "x"}, {"cpu_s": {"a": ""}})
+DAMAGED: Any = ({"schema": 0}, {"patches": None}, {"patches": {"drum": {}}}, {"role": "x"}, {"cpu_s": {"a": ""}})
 
 
 @pytest.mark.parametrize("content", ["\0\xff", "{", "[" * 9999, *DAMAGED], ids=range(8))
