@@ -15,11 +15,11 @@ demo: setup ## what the package is for: a node on light engines, stock and fastp
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.trust.parity $(ARGS)
 
-test: setup lint ## before each commit, seven minutes: no vLLM, each patch on the real upstream, one pair of servers
+test: setup lint ## before each commit, five minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; three quarters of an hour
+test-more: setup floors ## what `make test` leaves out: other servers, real runners, faults, packaging, other Pythons and releases; 25 minutes
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory pythons
@@ -36,10 +36,10 @@ unit: setup ## the tests that need no vLLM
 trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save queue against a model and stock, and inputs of each kind; twenty minutes
 	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
-floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
-	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
+floors: ## the machinery on the oldest dependencies that pyproject.toml allows, and on Python 3.10 if it is here, without vLLM; a minute
+	@bash scripts/without_vllm.sh $${PYTHON:-$$(scripts/python.sh python3.10 || echo python3.11)} floors
 
-pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; eight minutes
+pythons: ## on 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers; five minutes
 	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires

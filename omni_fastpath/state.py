@@ -139,7 +139,22 @@ def _parsed(file: Path) -> Said | None:
         said = json.loads(file.read_bytes()) if is_ours else None
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) and said.get("schema") == SCHEMA else None
+    return said if isinstance(said, dict) and said.get("schema") == SCHEMA and _is_whole(said) else None
+
+
+def _is_whole(said: Said) -> bool:
+    """Whether a file of this version has what its readers use. A damaged one is skipped."""
+    try:
+        records = said["patches"].values()
+        samples = [each for record in records for of in record.get("figures", {}).values() for each in of]
+        numbers = [said["updated"], *said["cpu_s"].values(), *(each.get("value", each.get("sum")) for each in samples)]
+        numbers += [each for record in records for each in record["counters"].values()]
+        texts = [said["process_name"], *(record[name] for record in records for name in ("reason", "same_as"))]
+        Process(said["role"]), [State(record["state"]) for record in records], [{**each["labels"]} for each in samples]
+        set(said["above"]), [said[name] for name in ("pid", "started", "stage", "replica", "port", "source")]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+    return all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in texts)
 
 
 def stage_and_replica() -> tuple[int | None, int | None]:

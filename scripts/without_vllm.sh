@@ -36,7 +36,7 @@ PYTHON
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi
 "$venv/bin/python" --version
-# Files that import the benchmarks or the simulated device are left out: they are no part of an installation.
-mapfile -t leave_out < <(grep -lrE '^(from|import) (benchmarks|omni_simulated_device)' tests --include='test_*.py')
+# Files that import the benchmarks, the simulated device or janus are left out: they are no part of an installation.
+mapfile -t leave_out < <(grep -lrE '^(from|import) (benchmarks|omni_simulated_device|janus)' tests --include='test_*.py')
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --ignore=tests/server --ignore=tests/patches \
     --ignore=tests/simulated_device "${leave_out[@]/#/--ignore=}" "${@:3}" -m "not more and not upstream and not server" tests

@@ -26,11 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of upstream if it is not installed, and run files with servers first, because they take longest."""
+    """Skip tests of upstream if it is not installed, and run files with servers first, the longest ones before others.
+
+    A process of xdist takes its next file before it has ended one, so that a long one at the end leaves a core idle.
+    """
     for item in items:
         if not HAS_UPSTREAM and (item.get_closest_marker("server") or item.get_closest_marker("upstream")):
             item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
-    items.sort(key=lambda item: item.get_closest_marker("server") is None)
+    longest = ("light_server", "real_runner", "faults", "headless", "alike", "hours", "metrics", "embedding")
+    order = {f"test_{name}.py": at for at, name in enumerate(longest)}
+    items.sort(key=lambda item: (not item.get_closest_marker("server"), order.get(item.path.name, len(order))))
 
 
 @pytest.fixture(autouse=True)

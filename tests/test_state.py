@@ -67,9 +67,13 @@ def test_files_of_processes_that_have_ended_are_deleted() -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", ["\0\xff", "{", "[" * 9999, json.dumps({**SAID, "schema": state.SCHEMA - 1})])
-def test_a_file_that_is_not_of_this_version_is_skipped(content: str) -> None:
+DAMAGED: Any = ({"schema": 0}, {"patches": None}, {"patches": {"drum": {}}}, {"role": "x"}, {"cpu_s": {"a": ""}})
+
+
+@pytest.mark.parametrize("content", ["\0\xff", "{", "[" * 9999, *DAMAGED], ids=range(8))
+def test_a_file_that_is_damaged_or_of_another_version_is_skipped(content: Any) -> None:
     """It is neither read nor deleted. Nor is a file with another name or of another process namespace."""
+    content = content if isinstance(content, str) else json.dumps({**SAID, **content})
     path = write(SAID)
     others = [path.with_name(name) for name in ("notes.txt", "x.json", ".hidden", "1-1.json")]
     for each in (path, *others):

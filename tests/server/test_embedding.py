@@ -49,12 +49,11 @@ def _embedder(model: Path, folder: Path, **variables: str) -> dict[str, Any]:
 
 
 def test_an_embedded_engine_answers_as_stock(models: Callable[[str], Path], tmp_path: Path) -> None:
-    """Eight answers equal stock's, ``REGISTRY`` has the metrics, and the program's own application is served."""
+    """Eight answers equal stock's, and ``REGISTRY`` has the metrics."""
     model = models("qwen3_omni")
     stock = _embedder(model, tmp_path, OMNI_FASTPATH="0")
     fast = _embedder(model, tmp_path, OMNI_FASTPATH="1")
     assert fast["answers"] == stock["answers"]
-    assert fast["own"] == stock["own"] == [200, "pong"]
     assert all(each["text"] and each["samples"] and each["finished"] for each in stock["answers"])
     assert stock["states"] == {}
     assert [fast["states"].get(f"server {name}") for name in COUNTS] == ["applied"] * len(COUNTS)
@@ -81,22 +80,6 @@ async def _ask(omni: Any, number: int) -> dict[str, Any]:
     return {"text": text, "samples": samples, "audio": audio.hexdigest(), "finished": finished}
 
 
-async def _own() -> list[Any]:
-    """What the program's own application answers as uvicorn loads it."""
-    import httpx
-    import uvicorn
-    from fastapi import FastAPI
-
-    app = FastAPI()
-    app.add_api_route("/ping", lambda: "pong")
-    config = uvicorn.Config(app)
-    config.load()
-    transport = httpx.ASGITransport(config.loaded_app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        answer = await client.get("/ping")
-    return [answer.status_code, answer.json()]
-
-
 async def _serve(model: str, deploy: str) -> dict[str, Any]:
     from prometheus_client import REGISTRY
     from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -104,7 +87,6 @@ async def _serve(model: str, deploy: str) -> dict[str, Any]:
     seen: dict[str, Any] = {"states": {}, "events": {}}
     omni = AsyncOmni(model=model, deploy_config=deploy)
     try:
-        seen["own"] = await _own()
         seen["answers"] = await asyncio.gather(*(_ask(omni, number) for number in range(8)))
         if os.environ["OMNI_FASTPATH"] == "1":
             await asyncio.sleep(5)  # the processes are collected every two seconds, and not by a scrape

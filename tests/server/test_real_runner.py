@@ -15,9 +15,9 @@ from tests.fakes import payloads
 from tests.fakes.registration import declared
 from tests.server.conftest import DEPLOY, all_states, as_declared, states
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
-TALKER = "stage 1"
+TALKER, REAL = "stage 1", {"OMNI_SIMULATED_DEVICE": "real"}
 
 
 def _deploy(folder: Path, talker: str) -> Path:
@@ -61,17 +61,22 @@ def _served(running: Any) -> list[str]:
     return [capture.text for capture in answers]
 
 
-@pytest.mark.parametrize("talker", ["mp", pytest.param("uni", marks=pytest.mark.more)])
-def test_every_patch_on_upstreams_own_runners(server: Callable[..., Any], tmp_path: Path, talker: str) -> None:
-    """States are as declared, ``forward_gate`` counts the talker's outputs with a payload, texts are stock's."""
-    variables = {"OMNI_SIMULATED_DEVICE": "real"}
-    stock = {**variables, "OMNI_FASTPATH": "0"}
-    with server("qwen3_omni_tiny", _deploy(tmp_path, "uni"), environment=stock) as running:
-        expected = _served(running)
+@pytest.fixture(scope="module")
+def expected(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What stock serves."""
+    deploy = _deploy(tmp_path_factory.mktemp("stock"), "uni")
+    with server("qwen3_omni_tiny", deploy, environment={**REAL, "OMNI_FASTPATH": "0"}) as running:
+        return _served(running)
 
+
+@pytest.mark.parametrize("talker", ["mp", "uni"])
+def test_every_patch_on_upstreams_own_runners(
+    server: Callable[..., Any], expected: list[str], tmp_path: Path, talker: str
+) -> None:
+    """States are as declared, ``forward_gate`` counts the talker's outputs with a payload, texts are stock's."""
     deploy = _deploy(tmp_path, talker)
     every = {patch.env: "1" for patch in PATCHES}
-    with server("qwen3_omni_tiny", deploy, environment={**variables, **every, **payloads.plugin(tmp_path)}) as running:
+    with server("qwen3_omni_tiny", deploy, environment={**REAL, **every, **payloads.plugin(tmp_path)}) as running:
         assert _served(running) == expected
         time.sleep(4)  # state files are refreshed every two seconds
         of_server, of_stages = states(running), all_states(running, "stage")

@@ -83,7 +83,6 @@ def test_a_rule_finds_its_trouble_and_no_other_does(rule: str) -> None:
         (ringing((500, 0, 60, 0), (500, 0, 0, 0)), ["4.0 s"]),  # of the last minutes
         (ringing((500, 0, 40, 0), (500, 0, 0, 0)), ["4.0 s"]),  # of all, because the last minutes are too few
         (ringing((500, 3, 0, 0)), []),
-        (ringing((0, 0, 0, 50)), ["4.0 s"]),
         (ringing((0, 0, 0, 49)), []),
         (ringing((0, 0, 0, 99), where="bath"), []),
     ],
@@ -117,10 +116,8 @@ def test_a_build_that_is_another_code_is_unsupported() -> None:
         ({"VLLM_PLUGINS": "omni_fastpath,other"}, []),
         ({"OMNI_FASTPATH_DRUM__LUOD": "1"}, [("variable-unknown", "warning")]),
         ({"OMNI_FAST_PATH": "1"}, [("variable-unknown", "warning")]),
-        ({"omni_fastpath_drum": "1"}, [("variable-unknown", "warning")]),
         ({"OMNI_FASTPATH_SERVICE_HOST": "10.0.0.1"}, []),
         ({"OMNI_FASTPATH": "0", "OMNI_FASTPATH_DRUMM": "1"}, []),
-        ({"_OMNI_FASTPATH_HANDOFF": "{}"}, []),
     ],
 )
 def test_a_server_is_judged_by_its_own_variables(variables: dict[str, str], expected: list[Any]) -> None:
@@ -145,22 +142,16 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
-INFO = dataclasses.replace(with_patch(release_problem=UNKNOWN), asked=frozenset())
 MISSPELT = shell(OMNI_FASTPATHX="1")
 
 
-@pytest.mark.parametrize(
-    ("facts", "code"), [(HEALTHY, 0), (INFO, 0), (MISSPELT, 1), (installation(entry_points=[]), 1)]
-)
-def test_exit_codes_of_doctor(doctor: Any, facts: Facts, code: int) -> None:
-    """0 where nothing weighs more than info, 1 after a warning or an error."""
-    assert doctor(facts)[0] == doctor(facts, "--json")[0] == code
-
-
 def test_doctor_tells_a_finding_in_full(doctor: Any) -> None:
-    """It prints what was found and what to do, and the JSON has the block for an issue."""
+    """It prints what was found and what to do, and the JSON has the block for an issue. A warning is exit code 1."""
     [found] = judge(MISSPELT)
-    _, out = doctor(MISSPELT)
+    of_no_use = dataclasses.replace(with_patch(release_problem=UNKNOWN), asked=frozenset())
+    assert doctor(HEALTHY)[0] == doctor(of_no_use)[0] == 0
+    code, out = doctor(MISSPELT)
+    assert code == 1
     assert f"warning variable-unknown: installation\n  {found.what}\n  do: {found.do}\n" in out
     report = json.loads(doctor(MISSPELT, "--json")[1])
     assert report["findings"] == [dataclasses.asdict(found)]
