@@ -34,14 +34,15 @@ class Connection:
         scope: Its ASGI scope.
         receive: What the application gets. A follower may replace it, as it may ``send``.
         send: The same.
+        servers: The ``receive`` of the server.
     """
 
-    __slots__ = ("_followers", "app", "receive", "scope", "send")
+    __slots__ = ("_followers", "app", "receive", "scope", "send", "servers")
 
     def __init__(
         self, app: Any, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        self.app, self.scope, self.receive, self.send = app, scope, receive, send
+        self.app, self.scope, self.receive, self.send, self.servers = app, scope, receive, send, receive
         self._followers: dict[str, tuple[Entry, Follower]] = {}
         for entry, begin in _serving():
             with entry.guard(_WHAT):

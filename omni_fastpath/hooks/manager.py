@@ -58,7 +58,7 @@ class HookManager:
             self._pluggy.check_pending()
             callers = self._pluggy.get_hookcallers(plugin)
             if not callers:
-                raise ValueError(f"{registered} has no function that is marked @hookimpl")
+                raise ValueError(f"{registered} has no function that is marked @hookimpl")  # noqa: TRY301 - undone below
             for caller in callers:
                 for implementation in caller.get_hookimpls():
                     if implementation.plugin is plugin:

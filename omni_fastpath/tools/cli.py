@@ -1,11 +1,12 @@
 """Show which patches are on and what they do, and write a deploy YAML or a dashboard.
 
-Only ``status --verify`` imports vllm and vllm-omni.
+Only ``status --verify``, ``--deploy-config`` and ``overlay`` import vllm and vllm-omni.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omni_fastpath import __version__
 from omni_fastpath.config import ConfigError, unknown
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         this shell's variables would be refused.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        _write_as(stream, errors="backslashreplace")  # characters that the locale does not have
     if words and words[0] in REMOVED:
         print(f"omni-fastpath: {REMOVED[words[0]]}", file=sys.stderr)  # noqa: T201
         return REFUSED
@@ -49,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return TROUBLE if isinstance(error, OSError) else REFUSED
     return code
+
+
+def _write_as(stream: TextIO, *, encoding: str | None = None, errors: str | None = None) -> None:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding=encoding, errors=errors)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,7 +172,9 @@ def _overlay(arguments: argparse.Namespace) -> int:
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
+    overlay.refuse_as_upstream(base)
     if output is None:
+        _write_as(sys.stdout, encoding="utf-8")  # the encoding of a YAML, whatever the locale
         _print([text.rstrip()])
         return FINE
     if output.exists() and not arguments.force:

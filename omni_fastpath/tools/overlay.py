@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import yaml
 from omni_fastpath import config
 from omni_fastpath.config import KEY, Block, ConfigError, read, refusal, resolve, short_repr
 from omni_fastpath.declare import Patch
+from omni_fastpath.process_role import MASTER
 
 
 def bundled() -> dict[str, Path]:
@@ -38,6 +43,23 @@ def find(name_or_path: str) -> Path:
         return known[name].absolute()
     hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
+
+
+def refuse_as_upstream(path: Path) -> None:
+    """Refuse a deploy YAML that the installed vLLM-Omni refuses. Nothing is checked if it cannot be imported.
+
+    Raises:
+        ConfigError: With its message.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # vllm logs while it is imported
+            load = importlib.import_module("vllm_omni.config.stage_config").load_deploy_config
+    except Exception:  # it is not installed, or raises anything
+        return
+    try:
+        load(path)
+    except Exception as error:
+        raise ConfigError(f"{path}: vLLM-Omni refuses it: {error}") from error
 
 
 def misspelt(path: Path) -> list[str]:
@@ -89,6 +111,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     Raises:
         ConfigError: The base cannot be read, the overlay would overwrite one of its bases, or a server would refuse the
             result.
+        UnicodeError: The name of the base is not UTF-8.
     """
     block = read(base)
     if output is not None and output.resolve() in {file.resolve() for file in block.files}:
@@ -97,6 +120,10 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     where = output or Path("the overlay")
     resolve(dataclasses.replace(block, path=where, value=value), {}, patches)
     is_beside = output is not None and output.absolute().parent == base.absolute().parent
-    document = {"base_config": base.name if is_beside else str(base.absolute()), KEY: value}
+    named = Path(os.fsencode(base.name if is_beside else base.absolute()).decode())  # independent of the locale
+    document = {"base_config": str(named), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
-    return f"# `omni-fastpath overlay`, over {base.name}; start the server with --deploy-config and this file.\n" + body
+    head = f"# `omni-fastpath overlay`, over {named.name}; start the server with --deploy-config and this file.\n"
+    if base in bundled().values():
+        head += f"# If vllm-omni moves, write this file again, or use {MASTER}=1 and --deploy-config {named.name}.\n"
+    return head + body

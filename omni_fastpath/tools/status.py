@@ -1,6 +1,6 @@
 """``omni-fastpath status`` as data: this installation, the running processes, and findings about them.
 
-Only ``verify`` imports vllm and vllm-omni, to compare the declarations with them.
+Only ``verify`` and a deploy YAML import vllm and vllm-omni, to compare the declarations with them and to read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_fastpath import __version__, config, install, startup, state
-from omni_fastpath.config import ConfigError, resolve_file
+from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Fit, Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers
@@ -57,9 +57,14 @@ def collect(
     try:
         file = overlay.find(deploy_config) if deploy_config else None
         resolved = resolve_file(file, environ, patches)
+        if file is not None:
+            overlay.refuse_as_upstream(file)
     except (ConfigError, OSError) as error:  # a new server would refuse too, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
+    moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
+    if resolved is not None and not refused:
+        refused = _refusal(resolved, moved or {}, patches)
     live = servers.watched() if deep else servers.live_servers()
     report: dict[str, Any] = {
         "schema": SCHEMA,
@@ -69,7 +74,8 @@ def collect(
         "other_users": [] if live else sorted({*servers.started().values()}),
         "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
-        "verify": _verify(patches, on_unlisted) if verify else None,
+        "verify": moved,
+        "same_as": same_as,
     }
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
     misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
@@ -78,6 +84,17 @@ def collect(
     if not (file and resolved):
         asked |= {each.name for each in patches if each.default_on and not origins.get(each.name)}
     return Facts(patches, environ, report, frozenset(asked), live, misspelt, refused)
+
+
+def _refusal(found: Resolved, moved: Mapping[str, list[str]], patches: Sequence[Patch]) -> str:
+    """Why a start is refused under ``on_unsupported: fail``, as far as it is known. Empty if it is not."""
+    trouble = []
+    for patch in patches if found.on_unsupported == "fail" and vllm_omni_release() is not None else ():
+        known = [*moved.get(START, ()), *moved.get(patch.name, ())]
+        why = "; ".join(known) or install.release_problem(patch, found.on_unlisted)
+        if why and patch.name in found.enabled:
+            trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: {why}")
+    return f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}" if trouble else ""
 
 
 def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlisted: str | None) -> dict[str, Any]:
@@ -114,20 +131,22 @@ def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
     }
 
 
-def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> dict[str, list[str]]:
-    """The differences of the start-up and of each patch.
+def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The differences of the start-up and of each patch, and the listed release whose code each matching patch has.
 
     A patch that does not match on an unlisted release is compared with the nearest listed release.
     """
     found = vllm_omni_release()
     # vllm logs to standard output while it is imported, but standard output is for the table or the JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        problems = {START: startup.start_problems()}
+        problems, same_as = {START: startup.start_problems()}, {}
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:
                 problems[patch.name] = [install.unlisted(patch), *_compared(patch, found.version)]
-    return problems
+            elif not problems[patch.name]:
+                same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
+    return problems, same_as
 
 
 def _compared(patch: Patch, release: str) -> Iterator[str]:

@@ -69,9 +69,9 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
         yield from _patches(serving, declared, width)
     for each in report["servers_without_state"]:
         yield (
-            f"server {each['pid']} port {each['port'] or 'not named'}: OFF, or still starting, because it has no "
-            "readable state file of this version. If it answers requests, no patch is enabled, its VLLM_PLUGINS "
-            "excludes the plugin, or its files are not visible here.\n"
+            f"server {each['pid']} port {each['port'] or 'not named'}: OFF, or still starting, because it has no state "
+            "file of this version. If it answers requests, no patch is enabled, its VLLM_PLUGINS excludes the plugin, "
+            "or its files are not visible here.\n"
         )
         yield from _findings(f"server {each['pid']}", report)
     if not (report["processes"] or report["servers_without_state"]):
@@ -86,7 +86,8 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
     for each in report["processes"] if every else ():
         yield f"process {each['pid']}: {each['role']}, {each['process_name']}"
         yield from _patches([each], declared, width)
-    yield ("" if every else "More: `omni-fastpath status --all`. ") + "How to solve problems: `omni-fastpath doctor`."
+    more = "" if every else "More: `omni-fastpath status --all`. "
+    yield f"{more}How to solve problems: `omni-fastpath doctor`."
 
 
 def _by_server(report: Mapping[str, Any]) -> Iterator[tuple[int, _Processes]]:
@@ -146,11 +147,10 @@ def _findings(subject: str, report: Mapping[str, Any]) -> Iterator[str]:
 def _verified(report: Mapping[str, Any], width: int) -> Iterator[str]:
     rows = []
     for name, problems in report["verify"].items():
-        declared = report["installation"]["patches"].get(name, {})
-        state = declared.get("release_state", State.APPLIED)
-        is_here = state == State.APPLIED or declared.get("may_be")
-        fits = "every function is as declared" if is_here else f"{state}: no seams on this release"
-        rows += [(name, line) for line in problems or [fits]]
+        state = report["installation"]["patches"].get(name, {}).get("release_state", State.APPLIED)
+        fits = "as declared" if state == State.APPLIED else f"{state}: no seams on this release"
+        same_as = report["same_as"].get(name)
+        rows += [(name, line) for line in problems or [f"every function is as in {same_as}" if same_as else fits]]
     title = "The installed vllm and vllm-omni, compared with what the patches expect (a tracer only if it is here too)"
     return _table(width, title, ("patch", "verdict"), rows)
 
@@ -231,7 +231,7 @@ def patch(of: Patch, width: int, *, full: bool) -> Iterator[str]:
     yield f"\n{'in' if of.default_on else 'opt-in, not in'} the default set (`fastpath: true`)"
     yield f"requires {', '.join(of.requires) or 'nothing'}; switch: fastpath.{of.name}, {of.env}\n"
     title = f"Values, also as variables {of.env}__KEY"
-    yield from _table(width, title, ("key", "default", "allowed", "meaning"), values(of))
+    yield from _table(width, title, ("key", "default", "allowed", "meaning"), [value[:4] for value in values(of)])
     numbers = [(each.name, f"{each.meaning}{' (a maximum)' if each.is_maximum else ''}") for each in of.counters]
     numbers += [(each.name, each.meaning) for each in of.metrics]
     yield from _table(width, "Counters, the most important one first, and metrics", ("name", "meaning"), numbers)
@@ -246,8 +246,9 @@ def patch(of: Patch, width: int, *, full: bool) -> Iterator[str]:
     yield from _table(width, "Releases", ("releases", "state", "note"), releases)
 
 
-def values(of: Patch) -> Iterator[tuple[str, str, str, str]]:
-    """Key, default, allowed values and meaning of each value of a patch."""
+def values(of: Patch) -> Iterator[tuple[str, str, str, str, str]]:
+    """Key, default, allowed values, meaning and variable of each value of a patch."""
     defaults = of.options().model_dump(mode="json")
     for key, found in of.options.model_fields.items():
-        yield key, json.dumps(defaults[key]), config.allowed(of.options, key), found.description or "-"
+        allowed, variable = config.allowed(of.options, key), config.value_variable(of, key)
+        yield key, json.dumps(defaults[key]), allowed, found.description or "-", variable

@@ -366,3 +366,35 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     assert (await served.ask(CHAT, ONE))[0] == 200
     assert _counters() == (0, 0, 0)
     assert ["tokens has no effect" in line for line in said] == [True]
+
+
+async def test_a_handler_that_raises_gives_its_places_back(served: Served) -> None:
+    """A connection whose application raises has no places any more."""
+    from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+
+    async def raises() -> None:
+        GenerateBaseServing._preflight(served.speech, LIMIT)
+        raise OSError("a handler's")
+
+    served.app.add_api_route("/v1/raises", raises, methods=["POST"])
+    await served.start()
+    for _ in range(2):
+        with pytest.raises(OSError, match="a handler's"):
+            await served.ask("/v1/raises", {})
+    assert _counters() == (2, 0, LIMIT)
+
+
+async def test_the_limit_holds_whatever_copy_made_the_application(served: Served) -> None:
+    """Also where a second copy of the API server's module runs, and no function of the first one is called."""
+    api_server = importlib.import_module("vllm_omni.entrypoints.openai.api_server")
+    spec = importlib.util.spec_from_file_location("__main__copy", api_server.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    made = set(map(id, served.app.router.routes))
+    served.app.router.routes[:] = [each for each in served.app.router.routes if getattr(each, "path", "") == "/v1/made"]
+    served.app.include_router(copy.router)
+    assert not made >= set(map(id, served.app.router.routes))
+    await served.start(LIMIT)
+    assert (await served.ask(CHAT, ONE))[0] == 503

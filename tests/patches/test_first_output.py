@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import socket
 import time
 from functools import partial
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,6 +230,64 @@ def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
         change(pipeline, account)
         wrappers._accounts.append(account)
         assert quiet() == expected
+
+
+def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
+    """The time that a request was unread in a TCP socket counts; of any other connection none does."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics.journey import unread_s
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
+            client.sendall(b"a request")
+            time.sleep(0.1)
+            transport = SimpleNamespace(get_extra_info=lambda _name: server)
+            cycle: Any = SimpleNamespace(transport=transport)
+            receive = MethodType(lambda _self: None, cycle)
+            assert unread_s(receive) > 0
+            assert server.recv(9) == b"a request"
+        here, there = socket.socketpair()
+        with here, there:
+            transport.get_extra_info = lambda _name: here
+            assert unread_s(receive) == 0.0
+        assert unread_s(lambda: None) == 0.0
+
+
+@every_release
+def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's pause of this engine, not of another one, ends the waiting of its requests, which begins anew."""
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+
+    clock = SimpleNamespace(now_s=time.time())
+
+    async def paused(found: Any) -> None:
+        found._final_output_handler()
+        found._pause_cond, found._paused_stage_ids = asyncio.Condition(), set()
+        found._split_stage_ids_by_type = lambda _ids: ([], [])
+        await found.pause_generation(mode="keep", clear_cache=False)
+        found.final_output_task.cancel()
+
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import account
+
+        for name in ("monotonic", "time"):
+            monkeypatch.setattr(account, name, lambda: clock.now_s)
+        with waiting() as pipeline:
+            pipeline.settle()
+            other, found = (front_end(each, {}, event_driven=False) for each in (without_orchestrator(), pipeline))
+            asyncio.run(paused(other))
+            assert quiet() == {("0", "1"): 1}
+            asyncio.run(paused(found))
+            assert quiet() == {}
+            clock.now_s += 100.0
+            assert quiet("longest_without_output_seconds") == {}
+            found._pause_cond = asyncio.Condition()  # of the next event loop
+            asyncio.run(found.resume_generation())
+            clock.now_s += 29.0
+            assert quiet() == {}
+            assert quiet("longest_without_output_seconds") == {("0", "1"): pytest.approx(29.0)}
+            clock.now_s += 1.0
+            assert quiet() == {("0", "1"): 1}
 
 
 def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:

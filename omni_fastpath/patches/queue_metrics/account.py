@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Replica:
 
 
 class Account:
-    """The observations of one orchestrator.
+    """The observations of one orchestrator. It is made on the orchestrator's thread, which is its ``thread``.
 
     Args:
         orchestrator: The orchestrator.
@@ -53,6 +54,8 @@ class Account:
         self._replicas: WeakKeyDictionary[Any, Replica] = WeakKeyDictionary()
         self._processed: tuple[int, float, Replica] | None = None
         self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
+        self._paused_s = -inf  # when the engine was last seen paused
+        self.thread = threading.current_thread()
 
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
         """Called when processing begins. Returns what to call when it ends, or None if the replica is gone.
@@ -106,10 +109,15 @@ class Account:
                     self._replica(stage_id, replica_id, pool)
                     yield stage_id, replica_id, client.outputs_queue.qsize()
 
+    def note_paused(self) -> None:
+        """Note that the engine is paused. From now on no request has waited longer than since then."""
+        self._paused_s = monotonic()
+
     def without_output(self) -> Iterator[tuple[tuple[int, int | None], float]]:
         """For each request, the stage and replica that it waits for, and the seconds since any stage made an output.
 
-        Requests that wait for their client are left out, and those at a diffusion stage, whose only output is the last.
+        Time in a pause of the engine does not count. Requests that wait for their client are left out, and those at a
+        diffusion stage, whose only output is the last.
         """
         pools = self.pools
         states = dict(getattr(self.orchestrator(), "request_states", {}))  # one step, as another thread may change it
@@ -125,7 +133,7 @@ class Account:
                 ended = [segment.finished for segment in state.streaming.segments.copy().values()]  # of a session
                 if since_output_s > since_input_s or not (ended and all(ended)):
                     slot = stage_id, pools[stage_id].get_bound_replica_id(request_id)
-                    yield slot, min(since_output_s, since_input_s)
+                    yield slot, min(since_output_s, since_input_s, monotonic() - self._paused_s)
 
     def _replica(self, stage_id: int, replica_id: int, pool: Any) -> Replica | None:
         client = next(islice(pool.clients, replica_id, None), None)

@@ -17,14 +17,14 @@ ADVICE = {
         severity="info",
         labels={"leg": "engines"},
         what="first {output}: its time in the engines has a 99th percentile of about {value:.2f} s",
-        do="If that is above 0.3 s and requests wait there (`vllm_omni:num_requests_waiting`), add GPUs or replicas. If "
-        "none waits, the model itself takes that long. Neither this package nor another API server changes this part.",
+        do="If that is above 0.3 s and requests wait there (`vllm_omni:num_requests_waiting`), add GPUs or replicas. "
+        "If none waits, the model itself takes that long. Neither this package nor another API server changes this part.",
     ),
     "requests_without_output": Advice(
         finding="requests-without-output",
         what="{value:.0f} requests wait for stage {stage} replica {replica} and had no output for 30 s",
-        do="Check that replica's process and log. It may be stopped or hanging, or waiting for a chunk that the previous "
-        "stage does not send. In an overloaded server, requests also wait that long.",
+        do="Check that replica's process and log. It may be stopped or hanging, or waiting for a chunk that the "
+        "previous stage does not send. In an overloaded server, requests also wait that long.",
     ),
     "shared_memory_used_ratio": Advice(
         finding="shared-memory",

@@ -20,8 +20,23 @@ SEEN = Distributions({metric.name.removeprefix(PREFIX): metric.bounds for metric
 OUTPUTS = ("audio", "text")
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 QUEUES = ("replica", "front_end")
+_TCP_INFO, _LAST_DATA = (6, 11), slice(52, 56)
+"""Level and name of a socket option of Linux, and the position in it of the milliseconds since data arrived, on the
+processors that upstream supports."""
 _MADE, _PUT, _HANDED_OVER = range(4, 7)
 """How many times of a first output are known at each point."""
+
+
+def unread_s(receive: Any) -> float:
+    """Seconds for which a request was in the kernel before the event loop read it, or 0 if that is not known.
+
+    uvicorn's ``receive`` is a method of the object with the connection. The kernel's resolution is some milliseconds.
+    """
+    try:
+        info = receive.__self__.transport.get_extra_info("socket").getsockopt(*_TCP_INFO, _LAST_DATA.stop)
+    except (AttributeError, OSError):  # another server, or kind of connection
+        return 0.0
+    return int.from_bytes(info[_LAST_DATA], "little") / 1000
 
 
 def distributions(output: str) -> list[Distribution]:
@@ -70,7 +85,7 @@ class Journey:
     """One request, from the application's first line to the end of its connection.
 
     Attributes:
-        began_s: When the application was called.
+        began_s: When the server had the request.
         request_id: The orchestrator's id, or empty before the connection's first request has one. Later requests of a
             connection are not followed.
         submitted_s: When a stage had the request. None also if the request is no longer followed.

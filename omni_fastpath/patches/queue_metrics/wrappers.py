@@ -25,7 +25,7 @@ from omni_fastpath.ledger import runtime
 from . import PREFIX
 from .account import Account, End
 from .histograms import Sample
-from .journey import OUTPUTS, SEEN, Journey, distributions
+from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
 
 _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
@@ -43,6 +43,8 @@ _loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 """The measured event loops. A loop that is removed is no longer measured."""
 _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
+_front_ends: dict[Any, ref[Any]] = {}
+"""The front ends by the threads of their orchestrators."""
 _adapters: list[ref[Any]] = []
 """It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
@@ -95,7 +97,7 @@ class Followed(Follower):
     """A POST request, from the application's first line to its end."""
 
     def __init__(self, connection: Connection) -> None:
-        self.journey = Journey(monotonic())
+        self.journey = Journey(monotonic() - unread_s(connection.servers))
         self._send, connection.send = connection.send, self._observed_send
 
     async def _observed_send(self, message: Any) -> None:
@@ -143,6 +145,7 @@ def wrapped_final_output_handler(front_end: Any) -> None:
     """Observe the orchestrator's queue. Called when a request begins, on the front end's event loop."""
     measure_lag("front_end")
     threads.note(threads.FRONT_END)
+    _front_ends[front_end.engine.orchestrator_thread] = ref(front_end)
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
         _queues.append(ref(queue))
@@ -224,6 +227,8 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
         for stage_id, replica_id, waiting in account.depths():
             waits[stage_id, replica_id] = []
             yield "queued_raw_outputs", waiting, _labels(stage_id, replica_id)
+        if account.thread in _front_ends and getattr(_front_ends[account.thread](), "_paused", False):
+            account.note_paused()
         for slot, seconds in account.without_output():
             waits.setdefault(slot, []).append(seconds)
         for slot, each in waits.items():
@@ -254,5 +259,5 @@ def tasks_in(queue: Any) -> int:
 
 def taken_off() -> None:
     """End all observation, and forget all figures."""
-    for known in (_journeys, _loops, _accounts, _queues, _adapters, SEEN):
+    for known in (_journeys, _loops, _accounts, _queues, _front_ends, _adapters, SEEN):
         known.clear()
