@@ -31,7 +31,7 @@ def keys(patches: Sequence[Patch]) -> str:
         f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} |",
     ]
     for patch in patches:
-        for key, default, allowed, description in values(patch):
+        for key, default, allowed, description, _ in values(patch):
             lines.append(f"| `{patch.name}.{key}` | `{default}` | {allowed} | {description} |")
     return "\n".join(lines)
 

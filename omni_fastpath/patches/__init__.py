@@ -5,14 +5,14 @@ The machinery reads ``PATCHES`` and knows no patch by name. No patch imports ano
 To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
 
 1. ``omni_fastpath/patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch
-   has, which ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a release: a
-   ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
-   writes is a ``Wrap``, ``Replace`` or ``Add`` in a ``Fit``. What it calls, and each class whose attributes it reads,
-   is a ``Relies``. None is written that another patch writes. Where requests enter is followed by
-   ``omni_fastpath.connection``. Attributes that no class declares are named under Fragility.
-   ``scripts/functions.py`` records the fingerprints of all on each release. Values are an ``Options`` model, figures are
-   ``Counter``s, and what else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the
-   standard library, pydantic and ``omni_fastpath.declare``.
+   has, which ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a
+   release: a ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function
+   that it writes is a ``Wrap``, ``Replace`` or ``Add`` in a ``Fit``. What it calls, and each class whose attributes it
+   reads, is a ``Relies``. None is written that another patch writes. Where requests enter is followed by
+   ``omni_fastpath.connection``. Attributes that no class declares are named under Fragility. ``scripts/functions.py``
+   records the fingerprints of all on each release. Values are an ``Options`` model, figures are ``Counter``s, and what
+   else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the standard library,
+   pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
    ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
    and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach

@@ -16,10 +16,10 @@ Scope:
     clients receive are not changed. From 0.32 on ``summary`` changes nothing, because upstream itself logs only the
     line, and the tables at DEBUG.
 Fragility:
-    ``_format_table`` is upstream's code object with another class for ``PrettyTable``, which still makes tables
-    that are not plain ASCII. The first table for each number of columns and the first file of each format are made both ways: a
-    difference makes the state ``failed``. ``soundfile.write`` is wrapped for every caller in the process, and still
-    writes everything but finite 32-bit floats of one channel into an empty ``BytesIO``.
+    ``_format_table`` is upstream's code object with another class for ``PrettyTable``, which still makes tables that
+    are not plain ASCII. The first table for each number of columns and the first file of each format are made both
+    ways: a difference makes the state ``failed``. ``soundfile.write`` is wrapped for every caller in the process, and
+    still writes everything but finite 32-bit floats of one channel into an empty ``BytesIO``.
 Upstream thread:
     vllm-omni issue #4561 (the CPU-side output path).
 Remove when:

@@ -3,8 +3,8 @@
 What:
     Inter-token latencies are summed at a stage's end, and a completion of plain text copies the token ids so far when
     they are read, instead of both for each output. In the middle of a request whose outputs nothing receives at a
-    stage, an entry with only tokens is counted, its tokens are kept, and a bare object with the request's id passes through
-    upstream's routing in place of an output. Statistics, time stamps and the terminal output are upstream's.
+    stage, an entry with only tokens is counted, its tokens are kept, and a bare object with the request's id passes
+    through upstream's routing in place of an output. Statistics, time stamps and the terminal output are upstream's.
 Why:
     Upstream sums all latencies and copies all token ids of a request for each output, so n steps cost n² (an output
     at step 2,000 up to three times one at step 50), and a talker's output, which nothing receives, costs as much as a

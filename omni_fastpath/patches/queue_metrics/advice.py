@@ -17,8 +17,9 @@ ADVICE = {
         severity="info",
         labels={"leg": "engines"},
         what="first {output}: its time in the engines has a 99th percentile of about {value:.2f} s",
-        do="If that is above 0.3 s and requests wait there (`vllm_omni:num_requests_waiting`), add GPUs or replicas. "
-        "If none waits, the model itself takes that long. Neither this package nor another API server changes this part.",
+        do="If that is above 0.3 s and requests wait there (`vllm_omni:num_requests_waiting`), add GPUs or "
+        "replicas. If none waits, the model itself takes that long. Neither this package nor another API server "
+        "changes this part.",
     ),
     "requests_without_output": Advice(
         finding="requests-without-output",
