@@ -295,7 +295,7 @@ def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        account: Any = SimpleNamespace(depths=tuple, without_output=tuple)
+        account: Any = SimpleNamespace(thread=None, depths=tuple, without_output=tuple)
         wrappers._accounts.append(account)
         assert 0 <= shown("shared_memory_used_ratio")[()]["value"] < 1
         monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")

@@ -195,7 +195,7 @@ def test_the_api_processs_delays_are_shown() -> None:
         assert set(shown("event_loop_lag_seconds")) == {("orchestrator",)}
 
         async def front_end() -> None:
-            instance = _Object(engine=SimpleNamespace(output_queue=janus.Queue()))
+            instance = _Object(engine=SimpleNamespace(output_queue=janus.Queue(), orchestrator_thread=None))
             for _ in range(2):
                 wrappers.wrapped_final_output_handler(lambda: None, instance, (), {})
             assert set(shown("queued_messages")) == {()}

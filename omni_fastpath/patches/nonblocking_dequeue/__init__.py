@@ -42,7 +42,7 @@ PATCH = Patch(
     summary="a dequeue on the stage-output client that never waits",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    counters=(Counter("dequeued", "raw outputs taken without waiting, and exceptions in their place"),),
+    counters=(Counter("dequeued", "raw outputs taken without waiting"),),
     rows=(
         Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
         Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
