@@ -81,5 +81,5 @@ def test_a_release_that_nobody_has_read(alike: Callable[..., Any]) -> None:
     found, _ = alike("qwen3_omni", of_each_kind(), asked, **light)
     same = {name: each["same_as"] for name, each in found.items() if each["state"] == "applied"}
     assert same.keys() >= {"nonblocking_dequeue", "delivery"}
-    assert set(same.values()) == {"0.30.0"}
+    assert set(same.values()) <= {"0.30.0", "0.32.0rc1"}
     assert found["budgeted_drain"]["state"] == "unsupported"
