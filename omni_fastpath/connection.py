@@ -1,7 +1,8 @@
 """A call of vLLM-Omni's application, as the patches see it that follow requests.
 
 One patch wraps where a request enters the application and where it is handed to the orchestrator. It calls what other
-patches registered with ``follow``, and those wrap neither. A patch that registers requires that one.
+patches registered with ``follow``, and those wrap neither. A patch that registers requires that one, or brings
+it if it serves without it too.
 """
 
 from __future__ import annotations

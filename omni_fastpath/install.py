@@ -70,13 +70,11 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     Raises:
         SeamMovedError: There is none, or a seam moved. The message is the complete reason.
     """
-    found = vllm_omni_release()
-    listed = patch.listed(found and found.version)
-    if listed is not None:
+    if (listed := _listed_here(patch)) is not None:
         release, row = listed
         seams = seams_in(row, process) if isinstance(row, Fit) else ()
         return Found(row, [verify(seam, release) for seam in seams], same_as="")
-    moved = ""
+    found, moved = vllm_omni_release(), ""
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
             return Found(row, [verify(seam, release) for seam in seams_in(row, process)], same_as=release)
@@ -99,9 +97,14 @@ def seams_in(row: Row, process: Process | None) -> tuple[AnySeam, ...]:
 
 def row_here(patch: Patch) -> Row | None:
     """The patch's row for the installed vLLM-Omni. None if that release is not listed."""
-    found = vllm_omni_release()
-    listed = patch.listed(found and found.version)
+    listed = _listed_here(patch)
     return listed and listed[1]
+
+
+def _listed_here(patch: Patch) -> tuple[str, Row] | None:
+    """The installed vLLM-Omni as the patch's row spells it, and the row. None if no row lists it."""
+    found = vllm_omni_release()
+    return patch.listed(found and found.version)
 
 
 def state_here(patch: Patch) -> State:
@@ -131,8 +134,7 @@ def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
 
     This imports the modules that the patch's seams name and, if all seams match, the patch's wrappers.
     """
-    found = vllm_omni_release()
-    listed = patch.listed(found and found.version)
+    listed = _listed_here(patch)
     moved = problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
     return moved or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
 

@@ -1,4 +1,4 @@
-"""The command line, its output, and the comparison of two settings.
+"""The command line and its output.
 
 No process of a server imports it.
 """

@@ -4,7 +4,7 @@ What:
     Tells the patches that require it of each connection to vLLM-Omni's application: when it begins, when one of its
     requests is handed to the orchestrator, and when it ends. By itself it changes nothing.
 Why:
-    Several patches need these places. A function of upstream's that is wrapped once costs once, and is put back once.
+    Several patches need these places. An upstream function that is wrapped once costs once, and is put back once.
 Why not a hook:
     Upstream has none between the socket and the engine.
 Scope:
