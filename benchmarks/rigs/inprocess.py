@@ -1,8 +1,8 @@
 """The real orchestrator in this process, without engines: for tests of order and content, and for small figures.
 
 Real are the ``Orchestrator`` and its loop, the stage pools, the output processors and vLLM's ``AsyncMPClient`` with
-its dequeue, its exception path and, over ZMQ, its socket reader and decoder. Only what stands behind the socket is
-ours: raw outputs are put into the client's queue, or sent by a feeder. It runs on every release that `upstream` knows.
+its dequeue and its exception path. Only what stands behind its queue is ours: raw outputs are put into it. It runs on
+every release that `upstream` knows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ QWEN3_OMNI = (Stage(final_output=True, modality="text"), Stage(final_output=Fals
 
 
 class Replica(AsyncMPClient):  # type: ignore[misc]
-    """vLLM's own client without an engine behind it; ``outputs_queue`` is filled by the test or by its reader task."""
+    """vLLM's own client without an engine behind it; ``outputs_queue`` is filled by the test."""
 
     stage_type = "llm"
 
@@ -72,11 +72,6 @@ class Replica(AsyncMPClient):  # type: ignore[misc]
         self.submitted: list[Any] = []
         self.down = False
 
-    def read_from(self, socket: Any, decoder: Any) -> None:
-        """Let upstream's socket reader fill the queue from a ZMQ socket; it starts at the first dequeue."""
-        self.resources.output_socket, self.resources.output_queue_task = socket, None
-        self.decoder = decoder
-
     async def add_request_async(self, request: Any, **_kwargs: Any) -> None:
         """Note the request; nobody will compute it."""
         self.submitted.append(request)
@@ -86,11 +81,9 @@ class Replica(AsyncMPClient):  # type: ignore[misc]
         self.aborted.extend(request_ids)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing to shut down but the reader."""
+        """Nothing to shut down."""
         del timeout
         self.down = True
-        if isinstance(self.resources.output_queue_task, asyncio.Task):
-            self.resources.output_queue_task.cancel()
 
 
 class Pipeline:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from benchmarks.ab import states
 from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
@@ -24,12 +28,21 @@ ENGAGED: Mapping[str, str] = {
 
 STATE_FILES_SETTLE_S = states.SETTLE_S
 
+_PROVE_THERE = """
+import json, sys, types, omni_fastpath, benchmarks.rigs.server_arms as there
+arm, roles, found = json.load(sys.stdin)
+found = {role: there.Snapshot.model_validate(each) for role, each in found.items()}
+there.prove(types.SimpleNamespace(snapshots=lambda: found), there.Arm(*arm), roles)
+print(omni_fastpath.__file__)
+"""
+"""Proves a server with the code of another checkout, by that code, and says where it is."""
+
 
 def environment(arm: Arm) -> dict[str, str | None]:
     """What makes a server the arm, for `Server`: nothing of ours from this shell gets through (None removes it)."""
     values: dict[str, str | None] = dict.fromkeys(name for name in os.environ if name.startswith(FOREIGN))
     values["VLLM_OMNI_EVENT_DRIVEN_ORCH"] = None if arm.event_driven is None else str(int(arm.event_driven))
-    return values | (dict(arm.environment) if arm.on else {"OMNI_FASTPATH": "0"})
+    return {**values, **arm.environment} | ({} if arm.on else {"OMNI_FASTPATH": "0"})
 
 
 def roles(stages: int, replicas: int = 1) -> frozenset[str]:
@@ -49,6 +62,9 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
         WrongArmError: It is not; the message names each difference.
     """
     found = server.snapshots()
+    if "PYTHONPATH" in arm.environment:
+        _prove_there(server, arm, expected, found)
+        return found
     problems = [f"{role} has no state file" for role in sorted(set(expected) - found.keys())]
     # Each stage's patch serves in some pipelines only, and a patch with an upstream option only where that is set.
     sure = [patch for patch in PATCHES if Process.SERVER in patch.processes and not patch.upstream_option]
@@ -57,6 +73,17 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
     if problems:
         raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
     return found
+
+
+def _prove_there(server: Server, arm: Arm, expected: Iterable[str], found: Mapping[str, Snapshot]) -> None:
+    """As `prove`, where the arm is another checkout's code: what the server's interpreter and variables import."""
+    said = {role: each.model_dump(mode="json") for role, each in found.items()}
+    asked = json.dumps([(arm.name, dict(arm.environment), arm.event_driven), [*expected], said])
+    command = [sys.executable, "-P", "-c", _PROVE_THERE]
+    done = subprocess.run(command, input=asked, env=server.environment(), capture_output=True, text=True, check=False)
+    folder = Path(arm.environment["PYTHONPATH"], "omni_fastpath")
+    if done.returncode or Path(done.stdout.strip()).parent != folder:
+        raise WrongArmError(f"this server is no {arm.name} arm, by the code in {folder}:\n{done.stdout}{done.stderr}")
 
 
 def check_gate(arm: Arm, processes: Mapping[str, Snapshot], *, has_talker: bool) -> None:

@@ -22,12 +22,7 @@ try:
 except ImportError:  # up to 0.30 the orchestrator writes into janus' own asynchronous side
     OutputQueueSink = None
 
-__all__ = [
-    "OmniEngineBase",
-    "drain_in_mode",
-    "give_output",
-    "output_writer",
-]
+__all__ = ["OmniEngineBase", "drain_in_mode", "give_output", "output_writer"]
 
 _MODE_VARIABLE = "VLLM_OMNI_EVENT_DRIVEN_ORCH"
 

@@ -6,6 +6,7 @@
     python -m benchmarks.server --parts --levels 64,128 --resume parts-node --minutes 50
     python -m benchmarks.server --capacity --layout tts
     python -m benchmarks.server --release 0.32.0rc1
+    git worktree add ../old 6f2a3cd && python -m benchmarks.server --arms default@../old,default
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
 simulated device, which keep the step times of an H100 on a few percent of a core, whatever the server does. ``--engines
@@ -22,6 +23,8 @@ Arms: ``poll`` (stock's poll loop), ``event`` (its event-driven one, the default
 less (``without-NAME``: what requires it is off too); each patch alone with
 what it requires (``only-PATCH``). Each with two API processes too (``-2api``), and ``a+b`` is both. Parts have no
 options: an object of the patch is replaced in the server (`omni_simulated_device.without`), and its log must say so.
+``ARM@FOLDER`` is an arm of another checkout of this repository: of its code is what the server imports as
+omni_fastpath, proved by its own ``benchmarks.rigs.server_arms``; device, engines and client are this one's.
 
 The limit is what the same engines give with no server around them (`benchmarks.limit`). ``--capacity``: the most
 streams at which first audio and underrun stay near it, found by halves, one server for all.

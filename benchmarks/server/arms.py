@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.rigs import about
 from benchmarks.rigs.arm import Arm
 from omni_fastpath.config import value_variable
 from omni_fastpath.patches import PATCHES
@@ -75,24 +77,28 @@ def parts() -> tuple[ServerArm, ...]:
 
 
 def _combined(text: str) -> ServerArm:
-    arms = [ARMS[name] for name in text.split("+")]
+    names, _, checkout = text.partition("@")
+    arms = [ARMS[name] for name in names.split("+")]
     environment = {name: value for arm in arms for name, value in arm.environment.items()}
     if len(taken_out := [arm.environment[WITHOUT_VARIABLE] for arm in arms if WITHOUT_VARIABLE in arm.environment]) > 1:
         environment[WITHOUT_VARIABLE] = ",".join(taken_out)
-    if "only-" in text:
+    if "only-" in names:
         environment.pop("OMNI_FASTPATH", None)
+    if checkout:
+        environment["PYTHONPATH"] = str(Path(checkout).resolve())
+        names += f"@{about.commit(Path(checkout).resolve())}"
     event_driven = next((arm.event_driven for arm in arms if arm.event_driven is not None), None)
-    return ServerArm(text, environment, event_driven, max((arm.arguments for arm in arms), key=len))
+    return ServerArm(names, environment, event_driven, max((arm.arguments for arm in arms), key=len))
 
 
 def named(text: str) -> tuple[ServerArm, ...]:
-    """The arms that a command line names, with commas, each once; ``a+b`` is what both are.
+    """The arms that a command line names, with commas, each once; ``a+b`` is what both are, ``a@FOLDER`` by older code.
 
     Raises:
         argparse.ArgumentTypeError: One is not there.
     """
     names = list(dict.fromkeys(text.split(",")))
-    unknown = [name for name in names if not set(name.split("+")) <= ARMS.keys()]
+    unknown = [name for name in names if not set(name.partition("@")[0].split("+")) <= ARMS.keys()]
     if unknown:
         raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
     return tuple(map(_combined, names))

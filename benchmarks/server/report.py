@@ -50,7 +50,7 @@ def show(found: Found, load: Load, host: Host) -> None:
 
 
 def _show_verdicts(found: Found, load: Load) -> None:
-    stock = [name for name in found if name.removesuffix("-2api") in STOCK] or [*found][:1]
+    stock = [name for name in found if name.removesuffix("-2api") in STOCK or "@" in name] or [*found][:1]
     compared = [(a, b) for b in found if b not in stock for a in stock]
     table: list[list[str]] = []
     for level in load.levels:
@@ -112,7 +112,6 @@ def show_capacity(found: Found, load: Load, host: Host) -> None:
     rows = [
         [arm, " ".join(str(start["capacity"]) for start in starts), f"{_median([s['capacity'] for s in starts]):g}"]
         for arm, starts in found.items()
-        if starts
     ]
     title = (
         f"{host}: {load}: the most streams at which first audio p99 is at most {TIMES_AUDIO:g} times the limit's and "

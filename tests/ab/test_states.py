@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from benchmarks.ab import states
+from benchmarks.rigs import server_arms
+from benchmarks.rigs.arm import Arm, WrongArmError
+from benchmarks.rigs.overlays import ROOT
 from benchmarks.rigs.snapshots import PatchRecord, Snapshot
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
@@ -56,3 +65,21 @@ def test_a_patch_that_was_named_must_serve_somewhere() -> None:
     found = snapshot({first: State.NOT_APPLICABLE, **dict.fromkeys(others, State.APPLIED)}, reason="no such stage")
     assert states.check([found], DEFAULT, NONE) == []
     assert states.check([found], DEFAULT, frozenset({first})) == [f"{first} serves in no process: no such stage"]
+
+
+def test_an_arm_of_another_checkout_is_proved_by_its_code(tmp_path: Path) -> None:
+    """A patch that is off, and a folder from which nothing is imported, are no such arm. This checkout is one too."""
+    arm = Arm("default@older", {"OMNI_FASTPATH": "1", "PYTHONPATH": str(ROOT)}, None)
+    found = {"api": snapshot(dict.fromkeys(DEFAULT, State.APPLIED))}
+
+    def server(found: dict[str, Snapshot]) -> Any:
+        return SimpleNamespace(snapshots=lambda: found, environment=lambda: {**os.environ, **arm.environment})
+
+    assert server_arms.prove(server(found), arm, {"api"}) == found
+    with pytest.raises(WrongArmError, match="stage has no state file"):
+        server_arms.prove(server(found), arm, {"api", "stage"})
+    with pytest.raises(WrongArmError, match="is off, expected applied"):
+        server_arms.prove(server({"api": snapshot({})}), arm, {"api"})
+    elsewhere = replace(arm, environment={**arm.environment, "PYTHONPATH": str(tmp_path)})
+    with pytest.raises(WrongArmError, match=f"by the code in {tmp_path}"):
+        server_arms.prove(server(found), elsewhere, {"api"})

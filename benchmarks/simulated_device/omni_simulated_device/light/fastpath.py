@@ -9,6 +9,7 @@ an arm see light engines as they see stages.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -97,7 +98,6 @@ class Published:
         from omni_fastpath.declare import Process, State
         from omni_fastpath.ledger import LEDGER
         from omni_fastpath.patches import PATCHES
-        from omni_fastpath.state import Publisher
 
         for patch in PATCHES:
             state, reason = said.states[patch.name]
@@ -108,7 +108,9 @@ class Published:
                 self._counters = entry.counters
         if self._publisher is None:
             multiprocessing.current_process().name = "LightEngines"
-            self._publisher = Publisher(Process.STAGE, said.source or "environment")
+            module = "state" if importlib.util.find_spec("omni_fastpath.state") else "statefile"  # of an older checkout
+            publisher = importlib.import_module(f"omni_fastpath.{module}").Publisher
+            self._publisher = publisher(Process.STAGE, said.source or "environment")
             self._publisher.start()
 
     def kept_back(self) -> None:
