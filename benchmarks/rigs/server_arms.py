@@ -78,7 +78,8 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
 def _prove_there(server: Server, arm: Arm, expected: Iterable[str], found: Mapping[str, Snapshot]) -> None:
     """As `prove`, where the arm is another checkout's code: what the server's interpreter and variables import."""
     said = {role: each.model_dump(mode="json") for role, each in found.items()}
-    asked = json.dumps([(arm.name, dict(arm.environment), arm.event_driven), [*expected], said])
+    own = {name: value for name, value in arm.environment.items() if name != "PYTHONPATH"}
+    asked = json.dumps([(arm.name, own, arm.event_driven), [*expected], said])
     command = [sys.executable, "-P", "-c", _PROVE_THERE]
     done = subprocess.run(command, input=asked, env=server.environment(), capture_output=True, text=True, check=False)
     folder = Path(arm.environment["PYTHONPATH"], "omni_fastpath")
