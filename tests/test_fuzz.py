@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +13,12 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omni_fastpath import process_role, state
 from omni_fastpath.config import Block, ConfigError, Resolved, resolve, variables
-from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.process_role import HANDOFF, master_off
 from omni_fastpath.startup import READER
-from omni_fastpath.state import Publisher
-from omni_fastpath.tools import cli, entrypoint, servers, status
 from tests.fakes.processes import isolated
 from tests.fakes.registration import NOTHING, engine, ours, raw, read, register, state_files, states
-from tests.tools.made import snapshot
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates()
 VALUES = st.recursive(
@@ -130,96 +121,3 @@ def test_a_refused_start_leaves_nothing(examples: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         asks()
-
-
-# ---- Commands ----
-
-
-def _tree(folder: Path) -> dict[str, bytes | None]:
-    found = sorted(folder.rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
-
-
-def _run(*words: str) -> tuple[int, str]:
-    """Exit code and errors of a command, which changes nothing in this folder where it fails."""
-    errors, before = io.StringIO(), _tree(Path())
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
-        try:
-            code = cli.main(words)
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else -1
-    assert code == 0 or _tree(Path()) == before
-    assert code != cli.REFUSED or (errors.getvalue() and _tree(Path()) == before)
-    return code, errors.getvalue()
-
-
-FILES: Mapping[str, str] = {
-    "plain.yaml": "stages: []\n",
-    "on.yaml": "fastpath: {queue_metrics: true}\n",
-    "wrong.yaml": "fastpath: 3\n",
-    "null.yaml": 'base_config: "a\\0b"\n',
-    "notes.txt": "a: [",
-}
-ARGUMENTS = [
-    *("overlay", "explain", "status", "dashboard", "ab", "--", "--list", "--set", "-o", "--force", "--all"),
-    *(
-        "--deploy-config",
-        "--json",
-        "--full",
-        "budgeted_drain",
-        "budgeted_drain.max_items=3",
-        "a=0b_",
-        "a=" + "[" * 3000,
-    ),
-    *("=", "true", "", "-", ".", "out", *FILES),
-]
-
-
-@given(st.lists(st.sampled_from(ARGUMENTS) | st.text(st.characters(exclude_characters="\0"), max_size=4), max_size=7))
-@example(["overlay", "null.yaml"])
-@example(["overlay", "plain.yaml", "--set", "budgeted_drain.max_items=2001-99-99"])
-def test_no_command_line_ends_in_a_traceback(words: list[str]) -> None:
-    """Any command line works or ends with 1 or 2, and a refused one has a message and changes no file."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        patched.setattr(servers, "started", dict)
-        for name, text in FILES.items():
-            Path(name).write_text(text, encoding="utf-8")
-        assert _run(*words)[0] in (0, 1, 2)
-
-
-# ---- Files that others wrote ----
-
-
-WHOLE = json.dumps(snapshot(os.getpid())).encode()
-
-
-@given(
-    st.binary(max_size=9) | st.integers(0, len(WHOLE) - 1).map(lambda size: WHOLE[:size]) | st.just(b"[1]"),
-    st.sampled_from([f"{os.getpid()}", "9" * 12, "9" * 40, "0", "x"]),
-    st.sampled_from(["file", "folder"]),
-    st.sampled_from(["--all", "--json"]),
-)
-@example(b"{}", "9" * 12, "file", "--all")
-def test_a_state_file_of_any_content_ends_nothing(content: bytes, pid: str, kind: str, option: str) -> None:
-    """Neither ``status`` nor a scrape fails for a file that is no state file, is torn, or of any type."""
-    file = state.folder() / f"{pid}-{process_role.namespace()}.json"
-    file.unlink(missing_ok=True)
-    if kind == "file":
-        file.write_bytes(content)
-    else:
-        file.mkdir()
-    try:
-        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-            patched.chdir(folder)
-            patched.setattr(servers, "started", dict)
-            patched.setattr(entrypoint, "entry_points", lambda **_: ())
-            patched.setattr(status, "vllm_release", lambda: None)  # which takes a while to find out
-            assert _run("status", option)[0] in (0, 1)
-        publisher = Publisher(Process.SERVER, None)
-        publisher.write()
-        publisher.refresh()
-        assert publisher.collect()
-    finally:
-        with contextlib.suppress(OSError):
-            file.rmdir() if kind == "folder" else file.unlink(missing_ok=True)

@@ -267,13 +267,6 @@ def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch
     assert reason in LEDGER.named("c").reason
 
 
-def test_a_requirement_of_another_process_does_not_count(upstream: Upstream) -> None:
-    """What is used in a stage only is not required in a server."""
-    required = patch("a", RUN, processes=frozenset({Process.STAGE}))
-    apply(resolved(required, B, C), Process.SERVER, (required, B, C))
-    assert states() == {"a": State.NOT_APPLICABLE, "b": State.APPLIED, "c": State.APPLIED}
-
-
 def test_other_process_touches_nothing(upstream: Upstream) -> None:
     """In another kind of process a patch is not applicable, and its modules are not imported."""
     elsewhere = patch("elsewhere", Relies("made_up_missing", "x"), processes=frozenset({Process.STAGE}))
@@ -327,14 +320,6 @@ def test_refusal_undoes_its_installs(upstream: Upstream, monkeypatch: pytest.Mon
 # ---- Releases ----
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30", "v0.30.0"])
-def test_tested_release_passes(upstream: Upstream, version: str) -> None:
-    """A listed release is accepted in any spelling."""
-    upstream.release(version)
-    assert install(A) is State.APPLIED
-    assert (LEDGER.entry(A).reason, LEDGER.entry(A).same_as) == ("", "")
-
-
 @pytest.mark.parametrize("version", [None, "0.30.1", "0.29.0", "0.30.0rc1", "0.30.0.dev4+cpu", "1!0.30.0", "main"])
 def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -> None:
     """Any other or unreadable release is unsupported unless ``same_code`` is set."""
@@ -372,15 +357,6 @@ def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam
     reason = refused(upstream, other, State.UNSUPPORTED)
     assert f"0.30.0; unlike 0.30.0: {RUN.path}: it has changed: found" in reason
     assert verify_patch(other) == [reason]
-
-
-@pytest.mark.parametrize(
-    ("release", "nearest"),
-    [("0.27.0", "0.28.0"), ("0.29.1", "0.28.0"), ("0.30.0.dev4+gabc", "0.30.0"), ("0.31.0", "0.30.0")],
-)
-def test_the_nearest_release_is_the_newest_that_is_not_newer(release: str, nearest: str) -> None:
-    """A development release counts as its final release, and before the oldest one that is the nearest."""
-    assert patch("a", LISTEN, releases=("0.28.0", TESTED)).nearest_first(release)[0][0] == nearest
 
 
 def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -65,18 +64,6 @@ def test_which_programs_serve(command: list[str], expected: bool) -> None:
 
 
 # ---- Ids and threads ----
-
-
-def test_a_name_may_hold_anything(tmp_path: Path) -> None:
-    """A process named ``) Z 1 (`` is recognised as running."""
-    odd = tmp_path / ") Z 1 ("
-    odd.symlink_to(sys.executable)
-    with subprocess.Popen([odd, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert process_role.started(child.pid) is not None
-        assert process_role.ancestors(child.pid)[0] == os.getpid()
-        child.communicate(b"\n")
-    assert process_role.started(child.pid) is None
-    assert process_role.ancestors(child.pid) == []
 
 
 def test_a_process_that_waits_to_be_reaped_has_ended() -> None:

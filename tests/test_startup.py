@@ -423,22 +423,6 @@ def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.upstream
 @isolated("warm")
-def test_a_plain_server_below_an_omni_one_is_plain(tmp_path: Path) -> None:
-    """A plain ``vllm serve`` that an Omni process starts gets no patches, and neither do its engines."""
-    register()
-    assert engine(yaml(tmp_path, **ALL_ON)) == []
-    run = process(sys.executable, "-c", "from tests.test_startup import plain_server; plain_server()")
-    assert run.stdout.splitlines()[-1] == "({}, [], [])"
-
-
-def plain_server() -> None:
-    """``vllm serve`` without ``--omni``: registers as every vLLM process does, reads no deploy YAML, and spawns."""
-    register()
-    print(spawned("EngineCore"))  # noqa: T201
-
-
-@pytest.mark.upstream
-@isolated("warm")
 def test_a_headless_server_hands_on(tmp_path: Path) -> None:
     """A headless server installs nothing, and its stages get the configuration of its deploy YAML."""
     register()

@@ -138,17 +138,6 @@ def test_the_folders_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert found[0] == tmp_path / "relative" / "omni-fastpath-1234"
 
 
-def test_a_file_moves_with_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If another folder is the first, because a session has begun or ended, the file is there and nowhere else."""
-    publisher = Publisher(Process.SERVER, None)
-    folders = [tmp_path / "one", tmp_path / "two"]
-    monkeypatch.setattr(state, "folders", lambda *_: folders)
-    for _ in folders:
-        publisher.write()
-        assert [len(list(each.iterdir())) for each in folders if each.exists()][:2] in ([1], [1, 0])
-        folders.reverse()
-
-
 # ---- What it says ----
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ab`` on a server and a client in a few lines each: order, proof, failures, interrupts."""
+"""``python -m benchmarks.ab`` on a server and a client in a few lines each: order, proof, failures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from omni_fastpath.tools import cli
 
 SERVER = '''
 """Serves /health and streamed chat; leaves a state file that says what OMNI_FASTPATH says, or what it is told to."""
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, json, os, sys
 from omni_fastpath import process_role, state
 from omni_fastpath.patches import PATCHES
 
@@ -41,11 +39,6 @@ state.write({
                          "reason": "a seam moved" if lie else "", "counters": {"items": 7} if p.name in on else {}}
                 for p in PATCHES},
 })
-if "stubborn" in behaviour:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    open("sleeping", "w").close()
-    time.sleep(600)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -200,36 +193,6 @@ def test_a_wrong_command_line_starts_nothing(words: list[str], said: str, capsys
     with pytest.raises(SystemExit) as ended:
         ab.main(words)
     assert (ended.value.code, said in capsys.readouterr().err) == (2, True)
-
-
-def test_fixed_requests_go_where_the_clients_go() -> None:
-    """They use the client's endpoint, model and extra body, and are always the same."""
-    chat = ab.fixed(["vllm", "bench", "--model", "m", "--extra-body", '{"modalities": ["audio"]}'])
-    assert {each.path for each in chat} == {"/v1/chat/completions"}
-    assert all(each.body["model"] == "m" and each.body["modalities"] == ["audio"] for each in chat)
-    assert {each.body["temperature"] for each in chat} == {0.0}
-    assert {each.path for each in ab.fixed(["--endpoint=/v1/audio/speech"])} == {"/v1/audio/speech"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    """Also of a server that ignores SIGTERM and has a child outside of its group, and after a second signal."""
-    program = "import sys; from benchmarks.ab import __main__ as ab, serving; "
-    program += "serving.Serving.__init__.__kwdefaults__['stop_timeout_s'] = 1; "
-    command = [sys.executable, "-c", program + "sys.exit(ab.main())", *_command(tmp_path, serve="stubborn")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "sleeping").exists():
-            assert time.monotonic() < deadline, "the server was not started"
-            time.sleep(0.05)
-        running.send_signal(number)
-        time.sleep(0.3)
-        running.send_signal(number)
-        said, _ = running.communicate(timeout=60)
-    assert running.returncode == 130, said
-    assert "Interrupted" in said
-    assert _of(tmp_path) == []
 
 
 def test_the_installed_command_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:

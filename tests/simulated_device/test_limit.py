@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.upstream]
 FLAT = {"base_ms": 10, "alone_ms": 0, "saturating_ms": 0, "per_req_us": 0, "per_token_us": 0}
 DEVICE: dict[str, Any] = {"stages": {"*": FLAT, "talker": {"frames_per_token": 2}}}
 ASKED = chat_request("Hello", max_tokens=3, ignore_eos=True)
-TEXT = chat_request("Hello", max_tokens=3, ignore_eos=True, modalities=["text"])
 # The talker begins a hop after the thinker's second token and sends four frames in its fifth step, all in its seventh.
 TIMES_MS: dict[str, list[float]] = {"text": [10, 20, 30], "audio": [21.5 + 50 + 1.5 + 10, 21.5 + 70 + 1.5 + 10]}
 
@@ -35,33 +34,6 @@ def test_one_request_takes_its_steps() -> None:
     assert [len(piece.audio) for piece in found.audio_pieces] == [4 * 3840, 2 * 3840]
     assert found.succeeded
     assert found.e2e_s == pytest.approx(TIMES_MS["audio"][-1] / 1000)
-
-
-def test_replicas_take_turns() -> None:
-    """Two requests at once on two replicas are each as if alone."""
-    device: dict[str, Any] = {"stages": {"*": {**FLAT, "per_req_us": 500}, "talker": {"frames_per_token": 2}}}
-    [alone] = limit_of([ASKED], "qwen3_omni", "qwen3_omni.yaml", device, streams=1)
-    for found in limit_of([ASKED, ASKED], "qwen3_omni", "qwen3_omni_2x.yaml", device, streams=2):
-        assert times_ms(found) == times_ms(alone)
-
-
-@pytest.mark.parametrize(("loop", "starts_s"), [({"streams": 1}, [0, 0.03]), ({"starts_s": [0, 0.1]}, [0, 0.1])])
-def test_loops(loop: dict[str, Any], starts_s: list[float]) -> None:
-    """In a closed loop a request begins when the one before has ended, in an open one when it is due."""
-    found = limit_of([TEXT, TEXT], "qwen3_omni", "qwen3_omni.yaml", DEVICE, **loop)
-    assert [each.started_at_s for each in found] == pytest.approx(starts_s)
-    assert times_ms(found[1]) == {"text": TIMES_MS["text"], "audio": []}
-
-
-def test_a_prompt_beyond_the_budget_takes_two_steps() -> None:
-    """Of two prompts of 20,000 tokens that wait together the second ends in the step after the first one's."""
-    short, long = (
-        chat_request("x" * (tokens - 8), max_tokens=1, ignore_eos=True, modalities=["text"]) for tokens in (10, 20_000)
-    )
-    device: dict[str, Any] = {"stages": {"thinker": {**FLAT, "per_token_us": 1}}}
-    found = limit_of([short, long, long], "qwen3_omni", "qwen3_omni.yaml", device, streams=3)
-    ends_ms = [10 + 0.009, 20 + 0.009 + 32.766, 30 + 0.009 + 32.766 + 7.231]
-    assert [1000 * each.e2e_s for each in found] == pytest.approx(ends_ms)
 
 
 def test_speech() -> None:

@@ -261,33 +261,6 @@ def test_status_reads_alone(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_pa
 # ---- What is printed ----
 
 
-ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-
-
-def test_python_without_docstrings_explains_the_rest() -> None:
-    """Under ``-OO`` the output says that texts are missing, and has seams, values and releases."""
-    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "Python removes this text under -OO." in ended.stdout
-    assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
-
-
-def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
-    """Output is escaped in an ASCII locale, overlays are UTF-8, and a file name that is not UTF-8 is refused."""
-    assert process(sys.executable, "-m", "omni_fastpath", "explain", "lean_processing", **ASCII).returncode == 0
-    base, output = tmp_path / "café.yaml", tmp_path / "out.yaml"
-    base.write_text("stages: []\n")
-    (tmp_path / "vllm_omni.py").write_text("raise ImportError\n")  # takes seconds to import
-    command, variables = (sys.executable, "-m", "omni_fastpath", "overlay"), {**ASCII, "PYTHONPATH": str(tmp_path)}
-    assert process(*command, str(base), "-o", str(output), **variables).returncode == 0
-    assert yaml.safe_load(output.read_bytes())["base_config"] == base.name
-    assert yaml.safe_load(process(*command, str(base), **variables).stdout)["base_config"] == str(base)
-    wrong = tmp_path / os.fsdecode(b"\xff.yaml")
-    wrong.write_text("stages: []\n")
-    refused = process(*command, str(wrong), **variables)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-
-
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
 def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None:
     """If the reader of a pipe ends, the exit code is the command's own and nothing is printed to stderr."""
@@ -300,19 +273,6 @@ def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None
     line = f'"{sys.executable}" -c "$0" {command} | {reader}; exit "${{PIPESTATUS[0]}}"'
     ended = process("bash", "-c", line, script)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_piped_tables_have_100_columns(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe no cell is shortened, no name is split, and a sentence stays on one line."""
-    monkeypatch.setenv("COLUMNS", "20")
-    live("applied")
-    out, full = run("explain")[1], run("explain", "save_queue_cap", "--full")[1]
-    assert max(map(len, [*out.splitlines(), *full.splitlines()[1:]])) <= 100
-    for patch in PATCHES:
-        assert patch.name in out
-        assert " ".join(patch.summary.split()[:3]) in out
-    long = run("status", "--deploy-config", "x" * 200)[1]
-    assert f"{'x' * 200}: no such file" in long
 
 
 def test_the_command_line_imports_nothing_of_upstream() -> None:

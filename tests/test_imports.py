@@ -1,4 +1,4 @@
-"""What runs inside a server and what people run beside it are two halves."""
+"""Who imports whom in the package: layers, and two halves: what runs inside a server and what people run beside it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,35 @@ def test_a_patch_imports_no_other_patch(patch: Patch) -> None:
             assert {name.partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "pydantic", PACKAGE.name}
 
 
-def _imported(file: Path) -> Iterator[str]:
-    """Names of modules, and of what is taken from them, anywhere in a file."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def test_no_module_is_in_a_circle_and_layers_are_seven() -> None:
+    """No circle, also through imports in functions. Those at the heads of files make at most seven layers.
+
+    What only a type checker imports does not count.
+    """
+    paths = {file: file.relative_to(PACKAGE.parent).with_suffix("").parts for file in PACKAGE.rglob("*.py")}
+    files = {".".join(path).removesuffix(".__init__"): file for file, path in paths.items()}
+    for what in ("run", "head"):
+        named = {name: {*_imported(file, what)} for name, file in files.items()}
+        named = {name: each | {one.rpartition(".")[0] for one in each - files.keys()} for name, each in named.items()}
+        above, layers = {name: each & files.keys() - {name} for name, each in named.items()}, 0
+        while above:
+            lowest = {name for name, each in above.items() if not each & above.keys()}
+            assert lowest, f"in a circle, or above one: {sorted(above)}"
+            above, layers = {name: each for name, each in above.items() if name not in lowest}, layers + 1
+    assert layers <= 7
+
+
+def _nodes(inside: ast.AST, what: str) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(inside):
+        if what == "all" or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            if what != "head" or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from _nodes(node, what)
+
+
+def _imported(file: Path, what: str = "all") -> Iterator[str]:
+    """Names of modules, and of what is taken from them: of all imports, of those that ``run``, or at the ``head``."""
+    for node in _nodes(ast.parse(file.read_text(encoding="utf-8")), what):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
