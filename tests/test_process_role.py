@@ -48,21 +48,6 @@ def test_the_value_of_an_option(arguments: list[str], found: str | None) -> None
     assert port(arguments) == (None if found is None else int(found))
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["vllm", "serve", "M", "--omni"], True),
-        (["/lib/vllm_omni/entrypoints/openai/api_server.py", "--model", "M"], True),
-        (["vllm", "serve", "M"], False),
-        (["/lib/vllm/entrypoints/openai/api_server.py"], False),
-        ([], False),
-    ],
-)
-def test_which_programs_serve(command: list[str], expected: bool) -> None:
-    """The command line of vLLM, and the API server's module, which ``python -m`` names as a file."""
-    assert process_role.is_serve(command) is expected
-
-
 # ---- Ids and threads ----
 
 

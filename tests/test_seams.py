@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from wrapt import FunctionWrapper
 
-from omni_fastpath.declare import Add, AnySeam, Relies, Wrap
-from omni_fastpath.seams import MARK, SeamMovedError, fingerprint, verify
-from tests.fakes.upstream import ADDED, CHECK, LISTEN, MAKE, MODULE, RUN, TESTED, Upstream, load, passes, upstream
+from omni_fastpath.declare import Add, AnySeam, Relies
+from omni_fastpath.seams import SeamMovedError, fingerprint, verify
+from tests.fakes.upstream import ADDED, MAKE, MODULE, RUN, TESTED, Upstream, load, upstream
 
 __all__ = ["upstream"]
 
@@ -58,16 +57,6 @@ def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
     verify(ADDED, TESTED)
     with pytest.raises(SeamMovedError, match="has no 'Gone'"):
         verify(Add(MODULE, "Gone.added", function="added"), TESTED)
-
-
-@pytest.mark.parametrize("seam", [RUN, MAKE, CHECK, LISTEN])
-def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, seam: Wrap) -> None:
-    """A slot with another patch's wrapper has upstream's fingerprint."""
-    slot = verify(seam, TESTED)
-    wrapper = FunctionWrapper(slot.raw(), passes)
-    setattr(wrapper, MARK, "another")
-    slot.write(wrapper)
-    assert verify(Relies(MODULE, seam.qualname), TESTED).raw() is wrapper
 
 
 def test_a_body_without_source_has_changed(upstream: Upstream) -> None:

@@ -177,24 +177,6 @@ def test_what_ends_a_comparison_is_told(
     assert re.search(told, " ".join(capsys.readouterr().out.split()))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--a", "OMNI_FASTPATH", "--", "x", "{port}", "--", "y", "{port}", "{result}"], "--a: found 'OMNI_FASTPATH'"),
-        (["--b", "OMNI_FASTPATH_DRIAN=1", "--", "x", "{port}", "--", "y", "{port}{result}"], "OMNI_FASTPATH_DRIAN"),
-        (["--", "x", "--", "y", "{port}", "{result}"], "a server with {port}"),
-        (["--", "x", "{port}"], "two commands"),
-        (["--", "x", "{port}", "--", "y", "{port}", "{result}", "--extra-body=["], "Expecting value"),
-        (["--a", "none.yaml", "--", "x", "{port}", "--", "y", "{port}", "{result}"], "none.yaml"),
-    ],
-)
-def test_a_wrong_command_line_starts_nothing(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 2, and the message names what is wrong."""
-    with pytest.raises(SystemExit) as ended:
-        ab.main(words)
-    assert (ended.value.code, said in capsys.readouterr().err) == (2, True)
-
-
 def test_the_installed_command_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:
     """``omni-fastpath ab`` ends with 2 and a sentence."""
     assert cli.main(["ab", "--starts", "2", "--", "true"]) == 2

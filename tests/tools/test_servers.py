@@ -105,6 +105,7 @@ def test_nothing_but_the_port_of_a_command_line_is_told(monkeypatch: pytest.Monk
         ("python /opt/lib/vllm_omni/entrypoints/openai/api_server.py M", True),
         ("python -m pytest vllm_omni/entrypoints/openai/api_server.py", False),
         ("/opt/venv/bin/python /opt/venv/bin/vllm serve M", False),
+        ("python -m vllm.entrypoints.openai.api_server --model M", False),
         ("timeout 60 python3 /opt/venv/bin/vllm serve M --omni", False),
         ("/opt/venv/bin/python /opt/venv/bin/vllm bench serve --omni --model M", False),
         ("docker run --gpus all vllm/vllm-omni vllm serve M --omni", False),
