@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -110,36 +108,6 @@ def test_it_is_bounded(shm: Path, counters: dict[str, int]) -> None:
     found.remove(NOW + 2 * MOST_REQUESTS)
     assert left(shm) == files[1] | files[3]
     assert not found.forget(float("inf"))
-
-
-PROGRAM = """
-import multiprocessing, os, sys, time
-from multiprocessing.shared_memory import SharedMemory
-from omni_fastpath.patches.abandoned_chunks.leftovers import GRACE_S, Leftovers
-
-def stage(name):
-    SharedMemory(f"{name}_0_0", create=True, size=9).close()
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method("spawn")
-    name = f"fl{os.getpid()}-tracked"
-    spawned = multiprocessing.Process(target=stage, args=(name,))
-    spawned.start()
-    spawned.join()
-    counters = {"chunks": 0, "lock_files": 0}
-    leftovers = Leftovers(counters)
-    leftovers.note_ended([name], (), 0.0)
-    leftovers.remove(time.time() + GRACE_S)
-    print(counters["chunks"])
-"""
-
-
-def test_pythons_tracker_of_shared_memory(tmp_path: Path) -> None:
-    """It does not warn, at the server's end, of a chunk of a spawned stage that was removed."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 # ---- Upstream's ----

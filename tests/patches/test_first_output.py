@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
-from omni_fastpath import guard, queues
+from omni_fastpath import guard
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
@@ -45,13 +45,7 @@ def guarded(name: str, patch: str = "queue_metrics") -> Any:
     return guard.guarded(LEDGER.named(patch), getattr(wrappers, name), name, lambda *_: True)
 
 
-def answered(
-    *,
-    event_driven: bool = False,
-    headers: list[tuple[bytes, bytes]] = STREAMED,
-    scope: dict[str, str] = SCOPE,
-    takes: int = 3,
-) -> list[Any]:
+def answered(*, event_driven: bool = False, headers: list[tuple[bytes, bytes]] = STREAMED, takes: int = 3) -> list[Any]:
     """What upstream's front end hands to a request that the application makes: a first text, then two audios.
 
     Real are the orchestrator, the front end, the request's state and its queue; the application is ours.
@@ -92,7 +86,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await guarded("wrapped_app", "connections")(serve, SimpleNamespace(state=API_SERVER), (scope, None, send), {})
+        await guarded("wrapped_app", "connections")(serve, SimpleNamespace(state=API_SERVER), (SCOPE, None, send), {})
 
     with pipeline:
         asyncio.run(application())
@@ -125,33 +119,16 @@ def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, othe
             assert shown("first_output_ahead")[output, "replica"]["sum"] == (output == "audio")
 
 
-@pytest.mark.parametrize(
-    ("scope", "headers", "takes"),
-    [
-        pytest.param(SCOPE, WHOLE, 3, id="in one piece"),
-        pytest.param({**SCOPE, "type": "websocket"}, STREAMED, 3, id="over a web socket"),
-        pytest.param({**SCOPE, "method": "GET"}, STREAMED, 3, id="not a POST"),
-        pytest.param(SCOPE, STREAMED, 0, id="whose client leaves"),
-    ],
-)
-def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: Any, takes: int) -> None:
+@pytest.mark.parametrize(("headers", "takes"), [(WHOLE, 3), (STREAMED, 0)], ids=["in one piece", "client leaves"])
+def test_an_answer_that_cannot_be_followed_is_not_counted(headers: Any, takes: int) -> None:
     """None of its legs is observed, and nothing of it is kept."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        answered(scope=scope, headers=headers, takes=takes)
+        answered(headers=headers, takes=takes)
         assert set(counts("first_output_seconds").items()) == {(("text",), 0), (("audio",), 0)}
         assert set(counts("first_output_leg_seconds").values()) == {0}
         assert wrappers._journeys == {}
-
-
-def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages in the janus queue and messages that a patch has taken out of it are both ahead."""
-    monkeypatch.setattr(queues, "KEPT", SimpleNamespace(get=lambda *_: range(9)))
-    with only("queue_metrics"):
-        answered()
-        assert shown("first_output_ahead")["text", "front_end"]["sum"] == 9
-        assert shown("queued_messages")[()]["value"] == 9
 
 
 # ---- Requests without an output ----
@@ -200,11 +177,6 @@ def _session(pipeline: Any, account: Any, *, finished: bool, answered_s: float) 
     account._output_s["one"] = time.monotonic() - answered_s
 
 
-def _finished(pipeline: Any, _account: Any) -> None:
-    for each in pipeline.pools:
-        each.output_processor.request_states.clear()
-
-
 def _diffusion(pipeline: Any, _account: Any) -> None:
     pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
 
@@ -215,7 +187,6 @@ def _diffusion(pipeline: Any, _account: Any) -> None:
         pytest.param(partial(_session, finished=True, answered_s=35.0), {}, id="between two segments"),
         pytest.param(partial(_session, finished=False, answered_s=35.0), {("0", "1"): 1}, id="in a segment"),
         pytest.param(partial(_session, finished=True, answered_s=50.0), {("0", "1"): 1}, id="after new input"),
-        pytest.param(_finished, {("2", "1"): 1}, id="finished by every stage, its end not sent"),
         pytest.param(_diffusion, {}, id="at a diffusion stage, whose only output is the last"),
     ],
 )
