@@ -36,24 +36,6 @@ DRAIN = ("nonblocking_dequeue", "budgeted_drain")
 # ---- Passes ----
 
 
-def _drained(recorder: Any, entries: int, **values: Any) -> list[tuple[int, str, int]]:
-    """The passes over so many raw outputs that are queued before the loop starts: items, end, and what is left."""
-    with options(**{"max_time_us": 1_000_000, **values}):
-        pipeline = Pipeline()
-        pipeline.add_request("one")
-        pipeline.put(2, *(batch(silent("one")) for _ in range(entries)))
-        run(pipeline)
-    return [(report.items, report.ended, report.queued) for (report,) in recorder.of("pass")]
-
-
-@pytest.mark.usefixtures("installed")
-def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
-    """After so many raw outputs the loop yields, and the pass is counted as ended by the item budget."""
-    assert _drained(recorder, 10, max_items=4) == [(4, "items", 6), (4, "items", 2), (2, "empty", 0)]
-    counters = LEDGER.named("budgeted_drain").counters
-    assert [counters[name] for name in ("items", "passes", "ended_items", "ended_empty")] == [10, 3, 2, 1]
-
-
 @pytest.mark.usefixtures("installed")
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where processing is slow, a pass ends on the time budget and is counted as such."""
@@ -62,12 +44,18 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
     clock = count(0, 40_000)  # each reading is so many nanoseconds later, however busy the machine is
     for module in (drain, wakeup):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
-    assert _drained(recorder, 9, max_time_us=100) == [(3, "time", 6), (3, "time", 3), (3, "empty", 0)]
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(2, *(batch(silent("one")) for _ in range(9)))
+    with options(max_time_us=100):
+        run(pipeline)
+    passes = [(report.items, report.ended, report.queued) for (report,) in recorder.of("pass")]
+    assert passes == [(3, "time", 6), (3, "time", 3), (3, "empty", 0)]
     assert LEDGER.named("budgeted_drain").counters["ended_time"] == 2
 
 
 @pytest.mark.usefixtures("installed")
-def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
+def test_processing_error_ends_the_orchestrator_as_upstream_ends_it() -> None:
     """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
     pipeline = Pipeline()
 
@@ -83,7 +71,7 @@ def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: An
 
 @pytest.mark.usefixtures("installed")
 def test_loop_yields_after_each_pass(recorder: Any) -> None:
-    """Other tasks run between two passes; the longest stretch without them is recorded."""
+    """After so many raw outputs a pass ends and other tasks run; both are counted."""
     ran_between: list[int] = []
     pipeline = Pipeline()
     pipeline.add_request("one")
@@ -96,7 +84,9 @@ def test_loop_yields_after_each_pass(recorder: Any) -> None:
     with options(max_items=2, max_time_us=1_000_000):
         run(pipeline)
     assert ran_between == [2, 2, 4, 4, 6, 6, 8, 8]
-    assert LEDGER.named("budgeted_drain").counters["longest_stretch_us"] > 0
+    counters = LEDGER.named("budgeted_drain").counters
+    assert [counters[name] for name in ("items", "passes", "ended_items", "ended_empty")] == [8, 4, 3, 1]
+    assert counters["longest_stretch_us"] > 0
 
 
 @pytest.mark.usefixtures("installed")
@@ -107,13 +97,9 @@ def test_monitor_is_told(event_driven: bool, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
     told: list[int] = []
 
-    class Monitor(OrchestratorMonitor):  # type: ignore[misc]
-        def set_dispatch_queue_size(self, size: int) -> None:
-            told.append(size)
-            super().set_dispatch_queue_size(size)
-
+    monkeypatch.setattr(OrchestratorMonitor, "set_dispatch_queue_size", lambda _self, size: told.append(size))
     made = Pipeline(event_driven=event_driven)
-    made.orchestrator._orch_monitor = Monitor(replica_sampler=made.orchestrator._sample_replica_metrics)
+    made.orchestrator._orch_monitor = OrchestratorMonitor(replica_sampler=made.orchestrator._sample_replica_metrics)
     made.add_request("one")
     with made:
         made.settle()
@@ -122,11 +108,7 @@ def test_monitor_is_told(event_driven: bool, tmp_path: Path, monkeypatch: pytest
     windows = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))["windows"]
     assert sum(windows["loop_active"]) > 0
     assert sum(windows["loop_idle"]) > 0
-    if event_driven:
-        assert (max(told), told[-1]) == (40, 0)
-        assert max(windows["dispatch_queue_high_water"]) == 40
-    else:
-        assert told == []
+    assert ([max(told), told[-1]] if event_driven else told) == ([40, 0] if event_driven else [])
 
 
 # ---- Messages ----

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import socket
 import time
-from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -172,25 +171,7 @@ def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_dri
             assert quiet("longest_without_output_seconds") == {}
 
 
-def _session(pipeline: Any, account: Any, *, finished: bool, answered_s: float) -> None:
-    pipeline.orchestrator.request_states["one"].streaming.segments[THINKER] = SimpleNamespace(finished=finished)
-    account._output_s["one"] = time.monotonic() - answered_s
-
-
-def _diffusion(pipeline: Any, _account: Any) -> None:
-    pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param(partial(_session, finished=True, answered_s=35.0), {}, id="between two segments"),
-        pytest.param(partial(_session, finished=False, answered_s=35.0), {("0", "1"): 1}, id="in a segment"),
-        pytest.param(partial(_session, finished=True, answered_s=50.0), {("0", "1"): 1}, id="after new input"),
-        pytest.param(_diffusion, {}, id="at a diffusion stage, whose only output is the last"),
-    ],
-)
-def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
+def test_which_requests_wait_for_an_output() -> None:
     """A session that waits for its client does not, and neither does a request at a diffusion stage."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
@@ -198,9 +179,15 @@ def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
 
         pipeline = waiting()
         account = Account(pipeline.orchestrator, {}, {})
-        change(pipeline, account)
         wrappers._accounts.append(account)
-        assert quiet() == expected
+        segments = pipeline.orchestrator.request_states["one"].streaming.segments
+        # Between two segments, in one, and after new input.
+        for finished, answered_s, waits in ((True, 35.0, False), (False, 35.0, True), (True, 50.0, True)):
+            segments[THINKER] = SimpleNamespace(finished=finished)
+            account._output_s["one"] = time.monotonic() - answered_s
+            assert quiet() == ({("0", "1"): 1} if waits else {})
+        pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
+        assert quiet() == {}
 
 
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
