@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from omni_fastpath.hooks import HOOKS
 from omni_fastpath.patches import PATCHES
-from tests.patches.drive import recording
+from tests.fakes.recorder import Recorder
 from tests.patches.upstream_calls import UpstreamCalls
 
 
@@ -24,7 +24,9 @@ def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def recorder() -> Iterator[Any]:
+def recorder() -> Iterator[Recorder]:
     """A recorder of what the hooks are told, registered meanwhile."""
-    with recording() as found:
-        yield found
+    found = Recorder()
+    HOOKS.register(found)
+    yield found
+    HOOKS.unregister(found)

@@ -87,20 +87,6 @@ def silent() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-@contextmanager
-def recording(plugin: Any = None) -> Iterator[Any]:
-    """A recorder, or this plugin, registered meanwhile."""
-    from omni_fastpath.hooks import HOOKS
-    from tests.fakes.recorder import Recorder
-
-    registered = plugin or Recorder()
-    HOOKS.register(registered)
-    try:
-        yield registered
-    finally:
-        HOOKS.unregister(registered)
-
-
 def stages(replicas: int) -> list[Any]:
     """Thinker, talker and code2wav with so many replicas each."""
     from benchmarks.rigs.inprocess import QWEN3_OMNI

@@ -36,32 +36,6 @@ def send_codes(transfer_manager: Any, multimodal_output: Any, request: Any, is_f
     return OmniPayloadStruct(codes=CodesStruct(audio=multimodal_output["codes"]["audio"]))
 
 
-def _known_model() -> str:
-    """The name of an architecture that vLLM knows without importing itself again in a process to look at it."""
-    import torch
-    from vllm.model_executor.models import ModelRegistry
-
-    class NoModel(torch.nn.Module):  # type: ignore[misc]  # upstream is not typed here
-        """What vLLM requires of a model that generates text; it is not run."""
-
-        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-            super().__init__()
-
-        def embed_input_ids(self, input_ids: Any) -> Any:
-            raise NotImplementedError
-
-        get_input_embeddings = embed_input_ids
-
-        def forward(self, input_ids: Any, positions: Any) -> Any:
-            raise NotImplementedError
-
-        def compute_logits(self, hidden_states: Any) -> Any:
-            raise NotImplementedError
-
-    ModelRegistry.register_model("NoModelForCausalLM", NoModel)
-    return "NoModelForCausalLM"
-
-
 def stage_config(folder: Path) -> Any:
     """A ``VllmConfig`` of a tiny model, with what vLLM-Omni's stages have besides.
 
@@ -70,8 +44,12 @@ def stage_config(folder: Path) -> Any:
     """
     import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
-    model = {"architectures": [_known_model()], "model_type": "qwen3", "torch_dtype": "float32", "vocab_size": 1000}
+    # A class is looked at here; its name alone would be in a process that imports vLLM again.
+    ModelRegistry.register_model("SmallForCausalLM", Qwen3ForCausalLM)
+    model = {"architectures": ["SmallForCausalLM"], "model_type": "qwen3", "torch_dtype": "float32", "vocab_size": 1000}
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 4096}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(model | sizes | heads))

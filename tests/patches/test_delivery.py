@@ -15,7 +15,6 @@ import uvloop
 
 from omni_fastpath import queues
 from omni_fastpath.declare import State
-from omni_fastpath.install import uninstall
 from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import front_end_hands_out, only
 from tests.schedules.test_delivery import output
@@ -223,10 +222,12 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         for number in range(2):
             engine.output_queue.sync_q.put_nowait(number)
         assert await engine.try_get_output_async() == 0
+        assert queues.length(engine.output_queue) == 1  # with what the patch keeps
         delivery_of(engine)._waiter = object()
         engine.output_queue.sync_q.put_nowait(2)
         assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
         assert entry.state.value == "failed"
+        assert "_put" not in vars(engine.output_queue)
 
 
 async def test_a_failure_on_another_thread_reorders_nothing(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,21 +258,3 @@ async def test_a_plugin_orders_messages(event_driven: bool) -> None:
         found = await received([output(name, 0) for name in "acz"], event_driven=event_driven)
         assert [name for name, _ in found] == ["a", "c", "z"]
         assert entry.state.value == "applied"
-
-
-# ---- Beside others, and off again ----
-
-
-async def test_taking_the_patch_off_gives_the_queue_back(entry: Any) -> None:
-    """After an uninstall the janus queue has its own ``_put`` and all messages again, in order."""
-    engine = engine_of()
-    put = engine.output_queue.sync_q.put_nowait
-    for number in range(3):
-        put(number)
-    assert await engine.try_get_output_async() == 0
-    assert "_put" in vars(engine.output_queue)
-    assert queues.length(engine.output_queue) == 2
-    uninstall(entry.patch)
-    assert "_put" not in vars(engine.output_queue)
-    assert [engine.output_queue.sync_q.get_nowait() for _ in range(2)] == [1, 2]
-    assert queues.length(engine.output_queue) == 0

@@ -1,9 +1,13 @@
-"""Incoming requests: which count and until when, and how long outputs wait for them, on upstream's own objects."""
+"""Incoming requests: which count and until when, and how long outputs wait for them, on upstream's own objects.
+
+Of the applications in an engine's process only that of upstream's API server is acted on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -12,10 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_fastpath import connection
+from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.connections import API_SERVER
 from tests.patches.drive import engine_without_stages, front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+PATH = "/v1/chat/completions"
 
 
 @pytest.fixture
@@ -40,8 +48,8 @@ def on_the_way() -> int:
 # ---- Which requests count, and until when ----
 
 
-def _application(answer: Any) -> Any:
-    """Upstream's application of one route, which is `answer` after the body."""
+def _application(answer: Any, *, is_upstreams: bool = True) -> Any:
+    """An application of one route, which is `answer` after the body."""
     from fastapi import FastAPI
     from starlette.responses import JSONResponse
 
@@ -50,16 +58,17 @@ def _application(answer: Any) -> Any:
         return JSONResponse(await answer())
 
     app = FastAPI()
-    app.state.openai_serving_models = None
+    if is_upstreams:
+        app.state.openai_serving_models = None
     app.add_route("/{path:path}", route, methods=["POST", "GET"])
     return app
 
 
-async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> None:
-    """Ask this application; its exception, if it raises one."""
-    transport = httpx.ASGITransport(_application(answer))
+async def _ask(answer: Any, path: str = PATH, method: str = "POST", app: Any = None) -> int:
+    """Ask upstream's application with this answer, or another one: the status, or the exception that it raises."""
+    transport = httpx.ASGITransport(app or _application(answer))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        await client.request(method, path)
+        return (await client.request(method, path)).status_code
 
 
 async def _submit(refused: bool = False) -> None:
@@ -235,3 +244,63 @@ async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
     ON_THEIR_WAY.clear()
     assert on.counters["waits"] > 0
     assert taken == list(range(100))
+
+
+# ---- Whose application ----
+
+
+def test_uvicorn_finds_an_application_and_no_factory(on: Any) -> None:
+    """Called without arguments, as uvicorn does, an application raises at once, and it is served as ASGI 3."""
+    import uvicorn
+
+    config = uvicorn.Config(_application(_submit))
+    config.load()
+    assert config.interface == "asgi3"
+
+
+@pytest.mark.parametrize("outer_is_upstreams", [False, True])
+async def test_only_upstreams_application_is_acted_on(on: Any, outer_is_upstreams: bool) -> None:
+    """A foreign one is passed through, also where one is mounted in the other; a server may name the arguments."""
+    seen: list[bool] = []
+
+    async def answer() -> None:
+        seen.append(connection.follower("delivery") is not None)
+
+    outer = _application(answer, is_upstreams=outer_is_upstreams)
+    outer.mount("/inner", _application(answer, is_upstreams=not outer_is_upstreams))
+    outer.router.routes.reverse()  # the mount before the route, which takes every path
+
+    async def by_keywords(scope: Any, receive: Any, send: Any) -> None:
+        await outer(scope=scope, receive=receive, send=send)
+
+    assert [await _ask(None, path, app=by_keywords) for path in (PATH, f"/inner{PATH}")] == [200, 200]
+    assert (seen, on.has_failed) == ([outer_is_upstreams, True], False)
+
+
+def test_a_patch_does_not_outlive_what_it_requires() -> None:
+    """If connections are no longer followed, what would wait for their end steps aside too, and nothing else."""
+    with only("delivery", "admission_limit", "nonblocking_dequeue"):
+        LEDGER.named("connections").fail("a test", ValueError())
+        names = ("connections", "delivery", "admission_limit", "nonblocking_dequeue")
+        assert [LEDGER.named(name).has_failed for name in names] == [True, True, True, False]
+
+
+def test_upstream_marks_its_application() -> None:
+    """By this attribute of its state, on every release."""
+    server = importlib.import_module(API_SERVER)
+    assert "openai_serving_models" in server.omni_init_app_state.__code__.co_names
+
+
+def test_an_engine_without_an_api_server_leaves_applications_alone(
+    monkeypatch: pytest.MonkeyPatch, event_driven: bool
+) -> None:
+    """Where upstream's API server is not imported, the slot has FastAPI's own function, and messages are delivered."""
+    from fastapi import FastAPI
+
+    stock = vars(FastAPI)["__call__"]
+    monkeypatch.delitem(sys.modules, API_SERVER, raising=False)
+    with only("delivery", "queue_metrics"):
+        assert vars(FastAPI)["__call__"] is stock
+        assert "no API server" in LEDGER.named("connections").reason
+        assert asyncio.run(front_end_takes(20, event_driven=event_driven, later=3)) == list(range(23))
+        assert LEDGER.named("delivery").counters["messages"] == 23

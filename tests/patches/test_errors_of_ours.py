@@ -38,31 +38,27 @@ Play = Callable[[pytest.MonkeyPatch, Path], Any]
 # ---- The scenarios ----
 
 
-def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """Requests through the application to the orchestrator, while its outputs are drained."""
+def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """What the front end takes, in both of its modes, queued and waited for, while requests come in."""
     from tests.patches.test_delivery_requests import _ask as ask
     from tests.patches.test_delivery_requests import _submit as submit
 
-    found: list[Any] = []
-
     async def answer() -> str:
+        await asyncio.sleep(0.01)
         await submit()
         return "Hello."
 
-    async def script() -> None:
-        for path in ("/v1/chat/completions", "/health"):
-            await ask(answer, path)
-        asking = asyncio.create_task(ask(slowly))
-        await asyncio.sleep(0)
-        found.append(await front_end_takes(20, event_driven=False))
-        await asking
+    async def script() -> list[Any]:
+        found = []
+        for event_driven in (False, True):
+            await ask(answer, "/health")
+            asking = asyncio.create_task(ask(answer))
+            await asyncio.sleep(0)
+            found.append(await front_end_takes(20, event_driven=event_driven, later=10))
+            await asking
+        return found
 
-    async def slowly() -> str:
-        await asyncio.sleep(0.01)
-        return await answer()
-
-    asyncio.run(script())
-    return found
+    return asyncio.run(script())
 
 
 class _Anything:
@@ -192,17 +188,25 @@ def first_outputs(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return _content(answered())
 
 
-def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """What the front end takes, in both of its modes, while messages are queued and while it waits for some."""
-    return [asyncio.run(front_end_takes(20, event_driven=event_driven, later=10)) for event_driven in (False, True)]
+def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """One that is aborted, one that is answered, and one whose submission fails: alone, or with the orchestrator.
 
-
-def requests_are_submitted(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """A request that is served, and one whose submission fails: alone, or with the orchestrator as on stock."""
+    Another thread removes their chunks meanwhile.
+    """
     from tests.patches.test_submission_errors import SURROGATE, begun, refuse, serves
 
+    removal: Any = None
+    if is_installed("abandoned_chunks"):
+        from omni_fastpath.patches.abandoned_chunks import wrappers as removal
+
+        monkeypatch.setattr(removal, "EVERY_S", 0.0)
+        monkeypatch.setattr(removal, "KEEP_S", 0.0)
     with contextlib.closing(begun(event_driven=False)) as world:
-        found: list[Any] = [serves(world, "good")]
+        world.submit("left", "DELTA", (0, 2))
+        world.advance(0.01)
+        world.abort("left", waits=True)
+        world.advance(0.01)
+        found: list[Any] = [len(world.answers()), serves(world, "good"), world.left()]
         refuse(world, 0, SURROGATE)
         try:
             world.submit("bad", "DELTA", (0, 2))
@@ -210,27 +214,7 @@ def requests_are_submitted(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> A
             found.append(_Anything())
         except AssertionError as error:
             found.append("UnicodeEncodeError" in str(error))
-    return found
-
-
-def requests_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """A request that is aborted and one that is answered, whose chunks another thread removes meanwhile."""
-    from tests.patches.test_submission_errors import begun, serves
-
-    ours: Any = None
-    if is_installed("abandoned_chunks"):
-        from omni_fastpath.patches.abandoned_chunks import wrappers
-
-        ours = wrappers
-        monkeypatch.setattr(wrappers, "EVERY_S", 0.0)
-        monkeypatch.setattr(wrappers, "KEEP_S", 0.0)
-    with contextlib.closing(begun(event_driven=False)) as world:
-        world.submit("left", "DELTA", (0, 2))
-        world.advance(0.01)
-        world.abort("left", waits=True)
-        world.advance(0.01)
-        found = [len(world.answers()), serves(world, "good"), world.left()]
-    thread = ours and ours._thread
+    thread = removal and removal._thread
     if thread is not None and thread.ident is not None:
         thread.join(60)
     return found
@@ -238,10 +222,10 @@ def requests_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "connections": (places, first_outputs),
-    "delivery": (messages_arrive, requests_come_in),
+    "delivery": (messages_arrive,),
     "admission_limit": (places,),
     "submission_errors": (requests_are_submitted,),
-    "abandoned_chunks": (requests_end,),
+    "abandoned_chunks": (requests_are_submitted,),
     "save_queue_cap": (stage,),
     "forward_gate": (stage,),
     "lean_processing": (raw_outputs,),

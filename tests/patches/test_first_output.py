@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import socket
 import time
-from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
-from omni_fastpath import guard, queues
+from omni_fastpath import guard
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
@@ -45,13 +44,7 @@ def guarded(name: str, patch: str = "queue_metrics") -> Any:
     return guard.guarded(LEDGER.named(patch), getattr(wrappers, name), name, lambda *_: True)
 
 
-def answered(
-    *,
-    event_driven: bool = False,
-    headers: list[tuple[bytes, bytes]] = STREAMED,
-    scope: dict[str, str] = SCOPE,
-    takes: int = 3,
-) -> list[Any]:
+def answered(*, event_driven: bool = False, headers: list[tuple[bytes, bytes]] = STREAMED, takes: int = 3) -> list[Any]:
     """What upstream's front end hands to a request that the application makes: a first text, then two audios.
 
     Real are the orchestrator, the front end, the request's state and its queue; the application is ours.
@@ -92,7 +85,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await guarded("wrapped_app", "connections")(serve, SimpleNamespace(state=API_SERVER), (scope, None, send), {})
+        await guarded("wrapped_app", "connections")(serve, SimpleNamespace(state=API_SERVER), (SCOPE, None, send), {})
 
     with pipeline:
         asyncio.run(application())
@@ -125,33 +118,16 @@ def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, othe
             assert shown("first_output_ahead")[output, "replica"]["sum"] == (output == "audio")
 
 
-@pytest.mark.parametrize(
-    ("scope", "headers", "takes"),
-    [
-        pytest.param(SCOPE, WHOLE, 3, id="in one piece"),
-        pytest.param({**SCOPE, "type": "websocket"}, STREAMED, 3, id="over a web socket"),
-        pytest.param({**SCOPE, "method": "GET"}, STREAMED, 3, id="not a POST"),
-        pytest.param(SCOPE, STREAMED, 0, id="whose client leaves"),
-    ],
-)
-def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: Any, takes: int) -> None:
+@pytest.mark.parametrize(("headers", "takes"), [(WHOLE, 3), (STREAMED, 0)], ids=["in one piece", "client leaves"])
+def test_an_answer_that_cannot_be_followed_is_not_counted(headers: Any, takes: int) -> None:
     """None of its legs is observed, and nothing of it is kept."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        answered(scope=scope, headers=headers, takes=takes)
+        answered(headers=headers, takes=takes)
         assert set(counts("first_output_seconds").items()) == {(("text",), 0), (("audio",), 0)}
         assert set(counts("first_output_leg_seconds").values()) == {0}
         assert wrappers._journeys == {}
-
-
-def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages in the janus queue and messages that a patch has taken out of it are both ahead."""
-    monkeypatch.setattr(queues, "KEPT", SimpleNamespace(get=lambda *_: range(9)))
-    with only("queue_metrics"):
-        answered()
-        assert shown("first_output_ahead")["text", "front_end"]["sum"] == 9
-        assert shown("queued_messages")[()]["value"] == 9
 
 
 # ---- Requests without an output ----
@@ -195,31 +171,7 @@ def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_dri
             assert quiet("longest_without_output_seconds") == {}
 
 
-def _session(pipeline: Any, account: Any, *, finished: bool, answered_s: float) -> None:
-    pipeline.orchestrator.request_states["one"].streaming.segments[THINKER] = SimpleNamespace(finished=finished)
-    account._output_s["one"] = time.monotonic() - answered_s
-
-
-def _finished(pipeline: Any, _account: Any) -> None:
-    for each in pipeline.pools:
-        each.output_processor.request_states.clear()
-
-
-def _diffusion(pipeline: Any, _account: Any) -> None:
-    pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param(partial(_session, finished=True, answered_s=35.0), {}, id="between two segments"),
-        pytest.param(partial(_session, finished=False, answered_s=35.0), {("0", "1"): 1}, id="in a segment"),
-        pytest.param(partial(_session, finished=True, answered_s=50.0), {("0", "1"): 1}, id="after new input"),
-        pytest.param(_finished, {("2", "1"): 1}, id="finished by every stage, its end not sent"),
-        pytest.param(_diffusion, {}, id="at a diffusion stage, whose only output is the last"),
-    ],
-)
-def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
+def test_which_requests_wait_for_an_output() -> None:
     """A session that waits for its client does not, and neither does a request at a diffusion stage."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
@@ -227,9 +179,15 @@ def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
 
         pipeline = waiting()
         account = Account(pipeline.orchestrator, {}, {})
-        change(pipeline, account)
         wrappers._accounts.append(account)
-        assert quiet() == expected
+        segments = pipeline.orchestrator.request_states["one"].streaming.segments
+        # Between two segments, in one, and after new input.
+        for finished, answered_s, waits in ((True, 35.0, False), (False, 35.0, True), (True, 50.0, True)):
+            segments[THINKER] = SimpleNamespace(finished=finished)
+            account._output_s["one"] = time.monotonic() - answered_s
+            assert quiet() == ({("0", "1"): 1} if waits else {})
+        pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
+        assert quiet() == {}
 
 
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:

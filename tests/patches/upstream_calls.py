@@ -97,29 +97,17 @@ class UpstreamCalls:
 def _called(callee: FrameType, patch: str) -> str | None:
     """The upstream function that a frame runs or replaces; None if there is none, or it is only an attribute's."""
     code, module = callee.f_code, callee.f_globals.get("__name__", "")
-    if module.startswith(
-        PATCHES_PACKAGE
-    ):  # another patch's wrapper is in the slot; a patch's own wrapper calls further
+    if module.startswith(PATCHES_PACKAGE):  # another patch's wrapper in the slot; a patch's own one calls further
         is_own = module.startswith(f"{PATCHES_PACKAGE}{patch}.")
         return None if is_own else _path_of(callee.f_locals.get("wrapped"))
     first = callee.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     kind = first if isinstance(first, type) else type(first)
-    named = [raw for owner in kind.__mro__ if (raw := _own(owner, code.co_name)) is not None]
+    owners = [vars(owner) for owner in kind.__mro__ if _is_upstreams(owner.__module__)]
+    named = [found[code.co_name] for found in owners if code.co_name in found]
     if not _is_upstreams(module):  # a rig's, which may override upstream's
-        return next(filter(None, (_path_of(raw) for raw in named)), None)
-    if any(_code_of(raw) is code for raw in named if isinstance(raw, _NOT_CALLED)):
-        return None
-    return f"{module}:{code.co_qualname}"
-
-
-def _own(owner: type, name: str) -> Any:
-    """What an upstream class itself has under a name; None for any other class."""
-    return vars(owner).get(name) if _is_upstreams(owner.__module__) else None
-
-
-def _code_of(attribute: Any) -> Any:
-    function: Any = attribute.fget if isinstance(attribute, property) else attribute.func
-    return getattr(inspect.unwrap(function), "__code__", None)
+        return next(filter(None, map(_path_of, named)), None)
+    is_attribute = any(isinstance(raw, _NOT_CALLED) for raw in named)
+    return None if is_attribute else f"{module}:{code.co_qualname}"
 
 
 def _is_upstreams(module: str) -> bool:

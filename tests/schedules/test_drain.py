@@ -259,7 +259,7 @@ class Drain(RuleBasedStateMachine):
         """No stage ends before what it is made from; elsewhere any order may be seen of sockets.
 
         Where only audio was asked for, upstream loses a message, or sends two ends, if the text's end is seen after the
-        audio's, which ``test_budgeted_drain_content`` tests.
+        audio's.
         """
         if finish == "error":
             return True

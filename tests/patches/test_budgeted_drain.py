@@ -1,0 +1,222 @@
+"""The drain on the real orchestrator: passes and their ends, and messages as on stock's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+import torch
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
+from omni_fastpath.ledger import LEDGER
+from tests.patches.content import endings, plain, sequences
+from tests.patches.drive import before_processing, only, options, run, stages, switched_on
+
+pytestmark = pytest.mark.upstream
+every_release = pytest.mark.every_release
+
+THINKER, TALKER = range(2)
+DRAIN = ("nonblocking_dequeue", "budgeted_drain")
+
+
+# ---- Passes ----
+
+
+@pytest.mark.usefixtures("installed")
+def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processing is slow, a pass ends on the time budget and is counted as such."""
+    from omni_fastpath.patches.budgeted_drain import drain, wakeup
+
+    clock = count(0, 40_000)  # each reading is so many nanoseconds later, however busy the machine is
+    for module in (drain, wakeup):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(2, *(batch(silent("one")) for _ in range(9)))
+    with options(max_time_us=100):
+        run(pipeline)
+    passes = [(report.items, report.ended, report.queued) for (report,) in recorder.of("pass")]
+    assert passes == [(3, "time", 6), (3, "time", 3), (3, "empty", 0)]
+    assert LEDGER.named("budgeted_drain").counters["ended_time"] == 2
+
+
+@pytest.mark.usefixtures("installed")
+def test_processing_error_ends_the_orchestrator_as_upstream_ends_it() -> None:
+    """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
+    pipeline = Pipeline()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("processing")
+
+    before_processing(pipeline, broken)
+    pipeline.put(2, batch(silent("one")))
+    with pipeline:
+        pipeline._thread.join(10)
+    assert isinstance(pipeline.crash, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("installed")
+def test_loop_yields_after_each_pass(recorder: Any) -> None:
+    """After so many raw outputs a pass ends and other tasks run; both are counted."""
+    ran_between: list[int] = []
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(2, *(batch(silent("one")) for _ in range(8)))
+
+    def processed(*_: Any) -> None:
+        asyncio.get_running_loop().call_soon(lambda: ran_between.append(len(recorder.of("dequeued"))))
+
+    before_processing(pipeline, processed)
+    with options(max_items=2, max_time_us=1_000_000):
+        run(pipeline)
+    assert ran_between == [2, 2, 4, 4, 6, 6, 8, 8]
+    counters = LEDGER.named("budgeted_drain").counters
+    assert [counters[name] for name in ("items", "passes", "ended_items", "ended_empty")] == [8, 4, 3, 1]
+    assert counters["longest_stretch_us"] > 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_monitor_is_told(event_driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's monitor gets the backlog in event-driven mode until it is empty, and nothing in poll mode."""
+    from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor  # not on every release
+
+    monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
+    told: list[int] = []
+
+    monkeypatch.setattr(OrchestratorMonitor, "set_dispatch_queue_size", lambda _self, size: told.append(size))
+    made = Pipeline(event_driven=event_driven)
+    made.orchestrator._orch_monitor = OrchestratorMonitor(replica_sampler=made.orchestrator._sample_replica_metrics)
+    made.add_request("one")
+    with made:
+        made.settle()
+        made.put(2, *(batch(audio("one", float(n))) for n in range(40)))
+        made.settle()
+    windows = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))["windows"]
+    assert sum(windows["loop_active"]) > 0
+    assert sum(windows["loop_idle"]) > 0
+    assert ([max(told), told[-1]] if event_driven else told) == ([40, 0] if event_driven else [])
+
+
+# ---- Messages ----
+
+
+def test_payload_carrier_is_rehydrated(event_driven: bool) -> None:
+    """A dict payload that travels as bytes (model runner v2) is restored before processing, in both modes.
+
+    Upstream's event-driven loop of 0.30 leaves it packed.
+    """
+    from vllm_omni.engine.serialization import serialize_additional_information
+
+    seen: list[Any] = []
+    for arm in (nullcontext(), switched_on()):
+        with arm:
+            pipeline = Pipeline(event_driven=event_driven)
+            entry = codes("somebody")
+            entry.multimodal_output = None
+            entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})
+            before_processing(pipeline, lambda _stage, raw: seen.append(plain(raw.outputs[0].pooling_output)))
+            pipeline.put(1, batch(entry))
+            run(pipeline)
+    restored = plain({"codes.audio": torch.ones(2, 3)})
+    assert seen == [None if event_driven else restored, restored]
+    assert LEDGER.named("budgeted_drain").counters["items"] == 1
+
+
+def fill(pipeline: Any, kind: str) -> None:
+    """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
+    rng = random.Random(0)
+    plans: dict[tuple[int, int], dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for n in range(6):
+        name, where, steps = f"request-{n}", [rng.randrange(2) for _ in range(3)], rng.randrange(5, 40)
+        pipeline.add_request(name, RequestOutputKind[kind], replicas=where)
+        for step in range(steps):
+            finish = None if step < steps - 1 else FinishReason.LENGTH if n % 2 else FinishReason.STOP
+            heard = finish is not None or rng.random() < 0.25
+            last = audio(name, n, step, 0.5, finish=finish) if heard else silent(name)
+            for stage, entry in enumerate((text(name, 100 + step, 7 * n, finish=finish), codes(name, finish), last)):
+                plans[stage, where[stage]][step].append(entry)
+    for (stage, replica), batches in sorted(plans.items()):
+        pipeline.put(stage, *(batch(*entries) for _, entries in sorted(batches.items())), replica_id=replica)
+
+
+def served(kind: str, modes: tuple[bool, ...], drains: int = 0) -> list[list[Any]]:
+    """The messages of an orchestrator in each of these modes, served at the same time, and so many by a drain."""
+    from omni_fastpath.patches.budgeted_drain.drain import Drain
+
+    with ExitStack() as stack:
+        running = [stack.enter_context(Pipeline(stages(2), event_driven=mode)) for mode in modes]
+        threads = stack.enter_context(ThreadPoolExecutor())
+        list(threads.map(fill, running, [kind] * len(modes)))
+        for each in running:
+            each.settle()
+        assert len(Drain.running) == drains
+    assert not any(each.crash for each in running)
+    return [each.messages() for each in running]
+
+
+def assert_stock_or_more(stock: list[Any], fast: list[Any]) -> None:
+    """The same messages; up to 0.28 stock loses the metrics of a hidden stage that ends after the last one."""
+    expected, found = sequences(stock), sequences(fast)
+    assert {key: found.pop(key) for key in expected} == expected
+    more = {(stage_id, kind) for (_, stage_id), said in found.items() for kind, *_ in said}
+    assert more <= {(TALKER, "StageMetricsMessage")}
+    assert endings(fast) == endings(stock)
+
+
+@every_release
+@pytest.mark.parametrize(
+    ("modes", "kind", "values"),
+    [
+        ((False, False), "DELTA", {}),
+        ((True, True), "CUMULATIVE", {"max_items": 1}),
+        ((False, True), "FINAL_ONLY", {"max_time_us": 50}),
+    ],
+)
+def test_orchestrators_are_served_as_on_stock(modes: tuple[bool, ...], kind: str, values: dict[str, Any]) -> None:
+    """Two engines in one process: each has its own drain, and each request stock's messages in order, its end last."""
+    stock = served(kind, modes)
+    with only("lean_processing", *DRAIN, **values) as entry:
+        fast = served(kind, modes, drains=2)
+        assert entry.counters["items"] > 0
+        assert not entry.has_failed
+    for one, other in zip(stock, fast, strict=True):
+        assert_stock_or_more(one, other)
+        assert endings(other) == {f"request-{n}": (1, "end") for n in range(6)}
+
+
+@every_release
+def test_a_death_comes_after_what_arrived_before_it(event_driven: bool) -> None:
+    """A request of the dead replica gets its earlier outputs of all stages, then one error."""
+    with only(*DRAIN), Pipeline(stages(2), event_driven=event_driven) as pipeline:
+        pipeline.settle()
+        pipeline.add_request("S")
+        pipeline.add_request("D", replicas=[1, 0, 0])
+
+        def arrive() -> None:
+            talker, code2wav = (pipeline.replicas[stage][0].outputs_queue for stage in (1, 2))
+            for n in range(5):
+                talker.put_nowait(batch(codes("S")))
+                code2wav.put_nowait(batch(audio("D", float(n))))
+            pipeline.replicas[THINKER][1].outputs_queue.put_nowait(EngineDeadError())
+
+        pipeline.do(arrive)
+        pipeline.settle()
+        messages = pipeline.messages()
+    assert {each.request_id for each in messages} == {"D"}
+    assert [type(each).__name__ for each in messages] == ["OutputMessage"] * 5 + ["ErrorMessage"]
+    assert list(pipeline.orchestrator.request_states) == ["S"]
+    assert pipeline.pools[THINKER].select_replica_id("somebody new") == 0
