@@ -161,14 +161,6 @@ def test_what_something_may_receive_is_built(lean: tuple[Play, dict[str, int]], 
     assert found[0].outputs[0].cumulative_token_ids == [7]
 
 
-def test_a_request_that_becomes_a_session_is_built_again(lean: tuple[Play, dict[str, int]]) -> None:
-    """An update from the user turns a running request into a session."""
-    play, _ = lean
-    assert not _talk(play)[-1].outputs
-    CONDITIONS["session"](play)
-    assert _talk(play)[-1].outputs
-
-
 def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[str, int]]) -> None:
     """Any field beside tokens and the two that only statistics read, on every release."""
     import msgspec
@@ -192,40 +184,6 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
     ]
     assert {"request_id", "new_token_ids"} <= set(goes_by)
     assert set(goes_by) <= {"request_id", "new_token_ids", "num_generation_tokens", "is_coalesced"}
-
-
-def test_after_a_payload_everything_is_built(lean: tuple[Play, dict[str, int]]) -> None:
-    """Upstream attaches an accumulated payload to each output that follows."""
-    import torch
-
-    play, _ = lean
-    assert not _talk(play)[-1].outputs
-    _talk(play, 1, multimodal_output={"codes.audio": torch.ones(1, 4)})
-    assert all(each.outputs for each in _talk(play))
-
-
-def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream accumulates all payloads of a raw output before it makes the first output."""
-    import torch
-    from vllm.v1.engine import FinishReason
-    from vllm_omni.engine import OmniEngineCoreOutput
-
-    def run() -> list[Any]:
-        play = Play(Setting(0), monkeypatch)
-        for name in ("r", "s"):
-            play.add(name)
-        for _ in range(3):
-            asyncio.run(play.step(1, OmniEngineCoreOutput("r", [7]), OmniEngineCoreOutput("s", [7])))
-        end = OmniEngineCoreOutput(
-            "r", [8], multimodal_output={"image": torch.ones(1)}, finish_reason=FinishReason.STOP
-        )
-        asyncio.run(play.step(1, OmniEngineCoreOutput("r", [7]), OmniEngineCoreOutput("s", [7]), end))
-        return [everything(each) for each in (*play.pipeline.messages(), *play.held)]
-
-    stock = run()
-    with switched_on() as counters:
-        assert run() == stock
-    assert counters["not_built"] > 0
 
 
 # ---- Token ids ----

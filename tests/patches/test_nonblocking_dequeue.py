@@ -1,4 +1,4 @@
-"""``get_output_nowait`` on vLLM's real client: the order, exceptions and the reader."""
+"""``get_output_nowait`` on vLLM's real client: exceptions and the reader."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ def replica() -> Iterator[Any]:
 
     with only("nonblocking_dequeue"):
         yield Replica(0, QWEN3_OMNI[0], 0)
-
-
-def test_outputs_are_taken_in_order(replica: Any) -> None:
-    """Each once, with an exception in its place, and None from an empty queue on."""
-    for each in (1, ValueError("from the reader"), 2):
-        replica.outputs_queue.put_nowait(each)
-    assert replica.get_output_nowait() == 1
-    with pytest.raises(ValueError, match="from the reader"):
-        replica.get_output_nowait()
-    assert [replica.get_output_nowait() for _ in range(3)] == [2, None, None]
 
 
 @pytest.mark.parametrize("dead", [False, True])

@@ -142,16 +142,6 @@ def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(account: Any, 
     assert account._counters["observed"] == 1
 
 
-def test_what_was_not_processed_is_not_counted(account: Any) -> None:
-    """A raw output whose processing raised, a diffusion stage's output behind it, and one of a dead replica."""
-    account.processing(1, 0, RAW, set())
-    assert account.routing(1, 0, []) is None
-    account.processing(1, 0, RAW, set())()
-    assert account.routing(0, 0, []) is None
-    account.pools[1].clients[0] = None
-    assert account.processing(1, 0, RAW, set()) is None
-
-
 def test_which_clocks_can_be_compared() -> None:
     """The time of construction is used only if the replica runs on this host: local, by ipc or spawned here."""
     from omni_fastpath.patches.queue_metrics.account import is_on_this_host

@@ -74,10 +74,7 @@ def test_chunks_count_until_they_are_fetched(make: Make) -> None:
 @pytest.mark.parametrize(
     ("information", "expected"),
     [
-        (None, True),
         ({"omni_final_stage_id": 1}, True),
-        ({"omni_final_stage_id": 0}, False),
-        ({"other": 1}, True),
         (SimpleNamespace(entries={"omni_final_stage_id": SimpleNamespace(scalar_data=0)}), False),
         (SimpleNamespace(entries={}), True),
     ],
