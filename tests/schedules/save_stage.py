@@ -27,6 +27,10 @@ WIDTH = 1024
 KEPT = ("_sender_tokens", "put_req_chunk", "request_payload", "code_prompt_token_ids")
 
 
+class OtherConnector(SharedMemoryConnector):  # type: ignore[misc]  # upstream is not typed here
+    """A subclass, for which the patch does not count unfetched chunks."""
+
+
 class Clock:
     """The clock of a schedule, in place of the module `time`."""
 
@@ -45,12 +49,14 @@ class Shape:
         asynchronous: Whether upstream's asynchronous scheduler is used.
         device: The device of the payloads. On "cpu" they are a buffer of the runner that a later step overwrites.
         blocks: Blocks of KV cache. If they are few, requests are preempted.
+        is_counted: Whether the connector has exactly upstream's shared-memory class.
         options: Options of `save_queue_cap`.
     """
 
     asynchronous: bool
     device: str
     blocks: int
+    is_counted: bool
     options: dict[str, Any]
 
 
@@ -78,7 +84,7 @@ class Stage(SmallStage):
         config.scheduler_config.scheduler_cls = f"vllm_omni.core.sched.omni_ar_scheduler.{kind}"
         self.shape, self.clock, self.turns = shape, clock, SaveThread()
         loop = OmniTransferAdapterBase.save_loop
-        connector = SharedMemoryConnector({"stage_id": 0})
+        connector = (SharedMemoryConnector if shape.is_counted else OtherConnector)({"stage_id": 0})
         with (
             mock.patch.object(OmniTransferAdapterBase, "save_loop", lambda each: self.turns.run(lambda: loop(each))),
             mock.patch.object(OmniTransferAdapterBase, "recv_loop", return_value=None),

@@ -79,6 +79,7 @@ class Schedule(RuleBasedStateMachine):
         asynchronous=st.booleans(),
         device=st.sampled_from(["cpu", "cuda"]),
         blocks=st.sampled_from([4096, SMALL]),
+        is_counted=st.sampled_from([True, True, False]),
         options=OPTIONS,
     )
     def _begin(self, *, options: dict[str, Any], **shape: Any) -> None:
