@@ -141,6 +141,15 @@ def test_all_together_are_bounded(hung: int) -> None:
     assert max(stage.nbytes.values()) - min(stage.nbytes.values()) <= 20, "alike streams have equal shares"
 
 
+def test_expired_hold_stays_open_until_the_step_was_taken() -> None:
+    """A stream that was not scheduled for another reason still gets the step."""
+    holds, loads = Holds(LIMIT, None, 1.0), [Load("s", "s", 7, LIMIT + 1, 0)]
+    assert holds.choose(loads, LIMIT + 1, 0, 0.0) == ["s"]
+    assert [holds.choose(loads, LIMIT + 1, 0, now) for now in (2.0, 3.0, 90.0)] == [[], [], []]
+    assert holds.choose([Load("s", "s", 8, LIMIT + 1, 0)], LIMIT + 1, 0, 91.0) == ["s"]
+    assert (holds.began, holds.expired) == (2, 1)
+
+
 # ---- What was put and not fetched ----
 
 
