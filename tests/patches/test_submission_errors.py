@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.messages import AddCompanionRequestMessage
 from zmq.error import ZMQError
 
@@ -115,6 +116,16 @@ def test_the_error_message_can_be_encoded(world: World, monkeypatch: pytest.Monk
         world.advance(0.01)
     [(_, _, said, *_)] = world.got["bad"].errors
     assert said.encode() == rb"The request could not be submitted: ValueError: not \ud800"
+
+
+def test_a_dead_engine_keeps_its_meaning(world: World) -> None:
+    """Upstream evicts the replica and fails the request as one without a live replica."""
+    refuse(world, 0, EngineDeadError())
+    with only("submission_errors") as on:
+        world.submit("bad", "DELTA", (0, 2))
+        world.advance(0.01)
+        assert on.counters["failed_alone"] == 0
+    assert [fatal for fatal, *_ in world.got["bad"].errors] == [True]
 
 
 def test_a_companion_fails_with_its_parent(world: World) -> None:
