@@ -17,7 +17,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.outputs import OmniRequestOutput
 
-from benchmarks.rigs.inprocess import Pipeline, Stage, batch, text
+from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, text
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import Drain as TheDrain
@@ -42,12 +42,23 @@ POLLED = {
 
 
 class Polled:
-    """A diffusion stage's client, which can only be polled. *output* waits; an exception is raised."""
+    """A client that can only be polled: an LLM's without an output queue, or a diffusion stage's.
 
-    final_output, stage_type, final_output_type = True, "diffusion", "image"
+    Args:
+        stage_type: Which of the two.
+        final_output_type: What it makes.
+        outputs: What waits; an exception is raised.
+    """
 
-    def __init__(self, output: Any) -> None:
-        self._waiting = [output]
+    final_output = True
+
+    def __init__(self, stage_type: str, final_output_type: str, *outputs: Any) -> None:
+        self.stage_type, self.final_output_type = stage_type, final_output_type
+        self._waiting = list(outputs)
+
+    async def get_output_async(self) -> Any:
+        """The next raw output; an empty one when there is none."""
+        return self._waiting.pop(0) if self._waiting else batch()
 
     def get_diffusion_output_nowait(self) -> Any:
         """The next output, or None."""
@@ -65,16 +76,25 @@ class Polled:
 
 def polled_pipeline(end: str, event_driven: bool) -> Any:
     """Text of two requests is queued, and a stage that can only be polled has what ends ``R``."""
+    last = audio("R", 1.0, finish=FinishReason.STOP)
+    sounds = [*(batch(audio("R", float(n)), audio("S", float(n))) for n in range(9)), batch(last)]
     image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
     error = OmniRequestOutput.from_error("R", "it broke")
-    stages = (Stage(True, "text"), Stage(True, "image"))
-    pipeline = Pipeline(stages, async_chunk=False, event_driven=event_driven)
+    client = {
+        "audio": Polled("llm", "audio", *sounds),
+        "image": Polled("diffusion", "image", image),
+        "error": Polled("diffusion", "image", error),
+        "death": Polled("diffusion", "image", EngineDeadError()),
+    }[end]
+    stages = (Stage(True, "text"), Stage(True, client.final_output_type))
+    pipeline = Pipeline(stages, async_chunk=end == "audio", event_driven=event_driven)
     for request in ("R", "S"):
         pipeline.add_request(request)
-    pipeline.pools[1].output_processor.request_states.clear()
+    if end != "audio":
+        pipeline.pools[1].output_processor.request_states.clear()
     pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(9)))
     pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
-    pipeline.pools[1].clients[0] = Polled({"image": image, "error": error, "death": EngineDeadError()}[end])
+    pipeline.pools[1].clients[0] = client
     del pipeline.replicas[1][0]
     return pipeline
 
@@ -94,7 +114,7 @@ def served(end: str, event_driven: bool, broken: FailsAt) -> tuple[list[Any], bo
     return [*sorted(found), found[-1]], "R" not in pipeline.orchestrator.request_states
 
 
-@pytest.mark.parametrize("end", ["image", "error", "death"])
+@pytest.mark.parametrize("end", ["image", "error", "death", "audio"])
 def test_where_replicas_are_polled(end: str, event_driven: bool) -> None:
     """An exception at any line leaves a request the messages of stock, its end last."""
     wrong: list[tuple[Line, int, Any]] = []
