@@ -8,6 +8,7 @@ import socket
 import time
 from types import MethodType, SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -18,7 +19,7 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
-from tests.patches.test_queue_metrics import counts, shown
+from tests.patches.test_queue_metrics import _Object, counts, shown
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
@@ -253,8 +254,8 @@ def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        account: Any = SimpleNamespace(thread=None, depths=tuple, without_output=tuple)
-        wrappers._accounts.append(account)
+        account: Any = _Object(thread=None, depths=tuple, without_output=tuple)
+        wrappers._accounts.append(ref(account))
         assert 0 <= shown("shared_memory_used_ratio")[()]["value"] < 1
         monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")
         assert shown("shared_memory_used_ratio") == {}
