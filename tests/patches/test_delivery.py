@@ -218,7 +218,7 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         for number in range(2):
             engine.output_queue.sync_q.put_nowait(number)
         assert await engine.try_get_output_async() == 0
-        assert queues.length(engine.output_queue) == 1  # with what the patch keeps
+        assert engine.output_queue.sync_q.qsize() == 1  # with what the patch keeps
         delivery_of(engine)._waiter = object()
         engine.output_queue.sync_q.put_nowait(2)
         assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]

@@ -180,7 +180,7 @@ def test_which_requests_wait_for_an_output() -> None:
 
         pipeline = waiting()
         account = Account(pipeline.orchestrator, {}, {})
-        wrappers._accounts.append(account)
+        wrappers._accounts.append(ref(account))
         segments = pipeline.orchestrator.request_states["one"].streaming.segments
         # Between two segments, in one, and after new input.
         for finished, answered_s, waits in ((True, 35.0, False), (False, 35.0, True), (True, 50.0, True)):
