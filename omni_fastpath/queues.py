@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
-
-KEPT: WeakKeyDictionary[Any, Sized] = WeakKeyDictionary()
-"""By janus queue, the messages that a patch has taken out of it and not yet handed to their requests."""
-
-
-def length(queue: Any) -> int:
-    """The number of messages in a janus queue, with those that a patch keeps. Any thread may call it."""
-    return int(queue.sync_q.qsize()) + len(KEPT.get(queue, ()))
 
 
 def override(queue: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:

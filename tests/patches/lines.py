@@ -32,6 +32,7 @@ ENTRIES = frozenset(
         "OnItsWay._received",
         "OnItsWay.ended",
         "Delivery._put_and_wake",
+        "QueuedMessages.__len__",
         "._resolve",
         "Followed._observed_send",
         "_override.observed",

@@ -16,8 +16,7 @@ from anyio import CancelScope
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.admission_limit.places import Places, Ticket
-from omni_fastpath.patches.admission_limit.retry import RetryAfter
+from omni_fastpath.patches.admission_limit.places import Places, RetryAfter, Ticket
 from tests.patches.drive import engine_without_stages, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]

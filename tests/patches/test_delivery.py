@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
-from omni_fastpath import queues
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import front_end_hands_out, only
 from tests.schedules.test_delivery import output
 
@@ -43,9 +39,9 @@ def engine_of(is_alive: Callable[[], bool] = lambda: True) -> Any:
 
 def delivery_of(engine: Any) -> Any:
     """The patch's object for an engine's queue."""
-    from omni_fastpath.patches.delivery.delivery import Delivery
+    from omni_fastpath.patches.delivery.wrappers import Delivery
 
-    return Delivery.of(engine.output_queue, LEDGER.named("delivery"), wakes=True)
+    return Delivery.of(engine.output_queue)
 
 
 # ---- Waiting ----
@@ -61,9 +57,9 @@ def test_a_put_wakes_the_front_end(
     entry: Any, drain: str, new_loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand messages, in bursts and singly, arrive once each and in order, and no thread waits for them."""
-    from omni_fastpath.patches.delivery import delivery
+    from omni_fastpath.patches.delivery import wrappers
 
-    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 60.0)  # only a message can end a wait
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 60.0)  # only a message can end a wait
     engine, numbers = engine_of(), range(10_000)
 
     def produce() -> None:
@@ -92,9 +88,9 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(
     entry: Any, drain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait without a message gives None; if the orchestrator died, upstream's error, after what is queued."""
-    from omni_fastpath.patches.delivery import delivery
+    from omni_fastpath.patches.delivery import wrappers
 
-    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 0.01)
     alive = [True]
     engine = engine_of(lambda: bool(alive))
     assert await getattr(engine, drain)() is None
@@ -115,19 +111,19 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(
     entry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that is put after the first check and before the waiter is armed is found by the second check."""
-    from omni_fastpath.patches.delivery import delivery
+    from omni_fastpath.patches.delivery import wrappers
 
     engine = engine_of()
-    found = iter((True, False))
+    found = iter((True, False, False))
 
-    def late(_self: Any) -> bool:
+    def late() -> bool:
         is_empty = next(found)
         if is_empty:
             engine.output_queue.sync_q.put_nowait("just now")
         return is_empty
 
-    monkeypatch.setattr(delivery, "LIVENESS_INTERVAL_S", 60.0)
-    monkeypatch.setattr(delivery.Delivery, "_is_empty", late)
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 60.0)
+    monkeypatch.setattr(engine.output_queue.sync_q, "empty", late)
     assert await asyncio.wait_for(engine.try_get_output_async(), 30) == "just now"
     assert entry.counters["woken"] == 0
 
@@ -222,7 +218,7 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         for number in range(2):
             engine.output_queue.sync_q.put_nowait(number)
         assert await engine.try_get_output_async() == 0
-        assert queues.length(engine.output_queue) == 1  # with what the patch keeps
+        assert engine.output_queue.sync_q.qsize() == 1  # with what the patch keeps
         delivery_of(engine)._waiter = object()
         engine.output_queue.sync_q.put_nowait(2)
         assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
@@ -230,15 +226,24 @@ async def test_an_error_while_a_message_is_put_loses_none() -> None:
         assert "_put" not in vars(engine.output_queue)
 
 
-async def test_a_failure_on_another_thread_reorders_nothing(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain that runs when another engine's thread has set the state, and not given back yet, gives back itself."""
+async def test_a_failure_on_another_thread_reorders_nothing(
+    entry: Any, event_driven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a drain that runs nor a new one, when another engine's thread has only set the state."""
     engine = engine_of()
-    for number in range(3):
-        engine.output_queue.sync_q.put_nowait(number)
-    assert await engine.try_get_output_async() == 0
-    delivery = delivery_of(engine)
+    for each in ("a", "b"):
+        for message in (output(each, 0), output(each, 2, seconds=0.5), output(each, 2, seconds=1.0)):
+            engine.output_queue.sync_q.put_nowait(message)
+    arrived, late = [*engine.output_queue._queue], output("c", 0)
+    drain = engine.get_output_blocking_async if event_driven else engine.try_get_output_async
+    assert await drain() is arrived[0]
+    delivery_of(engine)._left = 0  # the one that runs gives the event loop a turn
+    running = asyncio.create_task(drain())
+    await asyncio.sleep(0)
+    engine.output_queue.sync_q.put_nowait(late)
     monkeypatch.setattr(entry, "state", State.FAILED)
-    assert await delivery.next(partial(inspect.unwrap(type(engine).try_get_output_async), engine)) == 1
+    found = [await drain(), await running, *[await drain() for _ in range(4)]]
+    assert [each is expected for each, expected in zip(found, [*arrived[1:], late], strict=True)] == [True] * 6
 
 
 async def test_a_plugin_orders_messages(event_driven: bool) -> None:

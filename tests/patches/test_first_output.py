@@ -8,6 +8,7 @@ import socket
 import time
 from types import MethodType, SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -18,7 +19,7 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
-from tests.patches.test_queue_metrics import counts, shown
+from tests.patches.test_queue_metrics import _Object, counts, shown
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
@@ -179,7 +180,7 @@ def test_which_requests_wait_for_an_output() -> None:
 
         pipeline = waiting()
         account = Account(pipeline.orchestrator, {}, {})
-        wrappers._accounts.append(account)
+        wrappers._accounts.append(ref(account))
         segments = pipeline.orchestrator.request_states["one"].streaming.segments
         # Between two segments, in one, and after new input.
         for finished, answered_s, waits in ((True, 35.0, False), (False, 35.0, True), (True, 50.0, True)):
@@ -253,8 +254,8 @@ def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
-        account: Any = SimpleNamespace(thread=None, depths=tuple, without_output=tuple)
-        wrappers._accounts.append(account)
+        account: Any = _Object(thread=None, depths=tuple, without_output=tuple)
+        wrappers._accounts.append(ref(account))
         assert 0 <= shown("shared_memory_used_ratio")[()]["value"] < 1
         monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")
         assert shown("shared_memory_used_ratio") == {}

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.budgeted_drain import upstream
+from omni_fastpath.patches.budgeted_drain import replicas
 from omni_fastpath.patches.budgeted_drain.drain import Drain
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
@@ -36,7 +36,7 @@ def pool(*clients: Any) -> Any:
 @pytest.fixture
 def drain(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a drain of an orchestrator with these pools, which has looked at them."""
-    monkeypatch.setattr(upstream, "can_dequeue", lambda _client: True)
+    monkeypatch.setattr(replicas, "can_dequeue", lambda _client: True)
 
     def made(*pools: Any) -> Drain:
         orchestrator = SimpleNamespace(
@@ -51,7 +51,7 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def test_a_client_with_another_dequeue_is_polled(drain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not the verified one, so that its queue is not touched."""
-    monkeypatch.setattr(upstream, "can_dequeue", lambda _client: False)
+    monkeypatch.setattr(replicas, "can_dequeue", lambda _client: False)
     unknown = client()
     found = drain(pool(unknown))
     assert [each.client for each in found._polled] == [unknown]

@@ -78,8 +78,10 @@ def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: b
 
 @every_release
 def test_depth_is_what_is_queued_now() -> None:
-    """Depths are shown from the start on and not after the orchestrator is gone; counts are kept."""
+    """Depths are shown from the start on and not after the orchestrator is gone, with its account; counts are kept."""
     with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import wrappers
+
         pipeline = filled(event_driven=False)
         with pipeline:
             pipeline.settle()
@@ -89,6 +91,7 @@ def test_depth_is_what_is_queued_now() -> None:
         del pipeline
         gc.collect()
         assert shown("queued_raw_outputs") == {}
+        assert [account() for account in wrappers._accounts] == [None]
         assert sum(counts("residence_seconds").values()) == 24
     assert depth == {(str(stage), str(at)): (stage, at) == (1, 1) for stage in range(3) for at in range(2)}
 

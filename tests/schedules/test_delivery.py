@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import queue
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +33,13 @@ schedules = st.lists(st.one_of(arrivals, st.integers(0, 12)), max_size=12)
 """What arrives, and how many are taken then."""
 
 
-def takes(schedule: list[Any], source: Any) -> Iterator[int]:
+def takes(schedule: list[Any], put: Callable[[Message], None]) -> Iterator[int]:
     """Let messages arrive as the schedule has it, and say how many are taken in between, at its end all."""
     numbers = itertools.count()
     for step in [*schedule, 10_000]:
         if isinstance(step, list):
             for each in step:
-                source.put_nowait((*each, next(numbers)))
+                put((*each, next(numbers)))
         else:
             yield step
 
@@ -54,31 +54,27 @@ def plain(waiting: list[Message]) -> Message:
     return next(each for each in free if each[0] == request)
 
 
-def queued_messages() -> Any:
+def queued_messages(arrived: deque[Message]) -> Any:
     """The patch's, of messages that say themselves whose they are and when they are due."""
-    from omni_fastpath.patches.delivery.queued_messages import QueuedMessages
+    from omni_fastpath.patches.delivery.order import QueuedMessages
 
-    counters = dict.fromkeys(("messages", "overtaken", "most_queued"), 0)
-    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]), counters)
+    return QueuedMessages(arrived, lambda message: message[:2], dict.fromkeys(("messages", "overtaken"), 0))
 
 
-@given(schedules, st.sampled_from((1, 3)))
-def test_the_next_message_is_the_models(schedule: list[Any], batch: int) -> None:
+@given(schedules)
+def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
     """Earliest deadline first, in order within a request; nothing overtakes a fatal error; none is lost."""
-    ours, waiting, source = queued_messages(), list[Message](), queue.SimpleQueue[Message]()
-    for count in takes(schedule, source):
-        for _ in range(count):
-            ours.collect(source.get_nowait, source.empty)
+    waiting, source = list[Message](), deque[Message]()
+    ours = queued_messages(source)
+    for count in takes(schedule, source.append):
+        for _ in range(min(count, len(ours))):
+            ours.collect()
             waiting += [each for each in ours.queued.values() if each not in waiting]
-            taken = ours.take(batch)
-            for message in taken:
-                assert message == plain(waiting)
-                waiting.remove(message)
-            if not taken:
-                assert not waiting
-                break
-    assert source.empty()
-    assert not ours.queued
+            message = ours.take()
+            assert message == plain(waiting)
+            waiting.remove(message)
+    assert not waiting
+    assert not len(ours)
     assert not ours._requests
     assert not ours._due
 
@@ -87,7 +83,7 @@ def test_the_next_message_is_the_models(schedule: list[Any], batch: int) -> None
 def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) -> None:
     """Through upstream's drain of a janus queue, queued messages come out once each, and each request's in order."""
     entry = LEDGER.entry(PATCH)
-    from omni_fastpath.patches.delivery import delivery, wrappers
+    from omni_fastpath.patches.delivery import wrappers
 
     left, taken = line, list[Message]()
 
@@ -98,14 +94,14 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
             fail()
 
     async def play() -> None:
-        engine = SimpleNamespace(output_queue=janus.Queue())
+        engine = SimpleNamespace(output_queue=janus.Queue(), is_alive=lambda: True)
         source = engine.output_queue.sync_q
 
         async def upstreams() -> Any:
             return None if source.empty() else source.get_nowait()
 
-        drain = guarded(entry, wrappers.wrapped_try_get_output_async, "the drain", lambda *_: True)
-        for count in takes(schedule, source):
+        drain = guarded(entry, wrappers.wrapped_next, "the drain", lambda *_: True)
+        for count in takes(schedule, source.put_nowait):
             for _ in range(count):
                 with traced("delivery", at):
                     message = await drain(upstreams, engine, (), {})
@@ -114,8 +110,8 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
                 taken.append(message)
 
     with pytest.MonkeyPatch.context() as patched, silent():  # it logs a line for each example
-        patched.setattr(delivery, "Deadlines", lambda *_: SimpleNamespace(of=lambda message: message[:2]))
-        patched.setattr(delivery, "LIVENESS_INTERVAL_S", 0)
+        patched.setattr(wrappers, "Deadlines", lambda *_: SimpleNamespace(of=lambda message: message[:2]))
+        patched.setattr(wrappers, "LIVENESS_INTERVAL_S", 0)
         patched.setattr(entry, "state", State.APPLIED)
         patched.setattr(entry, "taken_off", wrappers.taken_off)
         asyncio.run(play())
@@ -154,7 +150,7 @@ def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = F
 
 def deadlines(clock: Callable[[], float]) -> Any:
     """The patch's, without a plugin."""
-    from omni_fastpath.patches.delivery.deadlines import Deadlines
+    from omni_fastpath.patches.delivery.order import Deadlines
 
     return Deadlines(None, clock)
 

@@ -51,8 +51,7 @@ def _fit(release: str) -> Fit:
         Relies(ERRORS, "BaseServing.create_error_response"),
         Relies("vllm.engine.arg_utils", "AsyncEngineArgs"),
         Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
-        Relies(CHATS, "ChatCompletionRequest"),
-        Relies(CHATS, "BatchChatCompletionRequest"),
+        *(Relies(CHATS, name) for name in ("ChatCompletionRequest", "BatchChatCompletionRequest")),
         Relies(f"{SERVING}.protocol.audio", "BatchSpeechRequest"),
     )
     api_server = (seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))

@@ -22,11 +22,13 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
+
 from omni_fastpath.guard import raised_by_us
 from omni_fastpath.hooks import HOOKS, PassReport
 from omni_fastpath.ledger import Entry, logger
 
-from . import upstream
 from .replicas import POLL_WAIT_S, QueuedReplica, Replica, Slot, replica_in
 from .wakeup import Wakeup
 from .work import Work
@@ -59,7 +61,9 @@ class Drain:
         self._max_time_ns = runtime.options.max_time_us * 1000
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
-        self._gauge = upstream.gauge_of(orchestrator)
+        # What upstream's event-driven loop reports its queued raw outputs to, from 0.30 on.
+        has_gauge = orchestrator._event_driven_orch and isinstance(self._monitor, OrchestratorMonitor)
+        self._gauge = getattr(self._monitor, "set_dispatch_queue_size", None) if has_gauge else None
         self._wakeup = Wakeup(runtime.counters)
         self._line: deque[Replica] = deque()
         self._replicas: dict[Slot, Replica] = {}
@@ -234,7 +238,7 @@ class Drain:
         Raises:
             Exception: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
         """
-        if isinstance(error, upstream.EngineDeadError):
+        if isinstance(error, EngineDeadError):
             self._is_stale = True
             await self._evict(replica, error)
         elif not self._shutdown.is_set():
@@ -257,7 +261,7 @@ class Drain:
         works = [each.work(self._orchestrator, each) for each in self._line if isinstance(each, QueuedReplica)]
         if (in_hand := self._in_hand) is not None:
             works.insert(0, in_hand)
-            if isinstance(interrupted, upstream.EngineDeadError):
+            if isinstance(interrupted, EngineDeadError):
                 await self._evict(in_hand.replica, interrupted)
             elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
                 raise interrupted
@@ -265,7 +269,7 @@ class Drain:
             try:
                 if work.is_taken or (not work.replica.is_gone() and await work.take()):
                     await work.finish()
-            except upstream.EngineDeadError as error:
+            except EngineDeadError as error:
                 await self._evict(work.replica, error)
             except Exception as error:
                 if not raised_by_us(error):

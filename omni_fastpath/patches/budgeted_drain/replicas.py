@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from vllm.v1.engine.core_client import AsyncMPClient
+
 from omni_fastpath.queues import override
 
-from . import upstream
 from .work import DiffusionOutput, Work
 
 POLL_WAIT_S = 0.001
@@ -107,10 +108,16 @@ class QueuedReplica(Replica):
         self._put_back()
 
 
+def can_dequeue(client: Any) -> bool:
+    """Whether a client has both dequeues of ``AsyncMPClient``, the waiting and the other one, and overrides neither."""
+    names = ("get_output_nowait", "get_output_async")
+    return all(getattr(type(client), name, None) is getattr(AsyncMPClient, name) for name in names)
+
+
 def replica_in(pool: Any, slot: Slot) -> Replica:
     """The replica in a slot of upstream's pool, by its kind of client."""
     client = pool.clients[slot[1]]
     if pool.stage_type == "diffusion":
         return DiffusionReplica(pool, slot, client)
-    is_queued = isinstance(getattr(client, "outputs_queue", None), asyncio.Queue) and upstream.can_dequeue(client)
+    is_queued = isinstance(getattr(client, "outputs_queue", None), asyncio.Queue) and can_dequeue(client)
     return (QueuedReplica if is_queued else Replica)(pool, slot, client)

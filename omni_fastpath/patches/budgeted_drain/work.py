@@ -7,12 +7,22 @@ repeats anything. The drain needs nothing else to step aside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import upstream
+import vllm_omni.diffusion.data
+from vllm_omni.engine.stage_pool import StagePool
 
 if TYPE_CHECKING:
     from .replicas import Replica
+
+# From 0.30 on. 0.28 has no such output.
+is_diffusion_start: Callable[[Any], bool] = getattr(
+    vllm_omni.diffusion.data, "is_diffusion_request_started_output", lambda _output: False
+)
+
+# From 0.32 on. Earlier, the function has another name.
+read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
 
 
 class Work:
@@ -54,7 +64,7 @@ class Work:
 
     async def read(self) -> bool:
         """Unpack the raw output, and return False if upstream's rule drops it. May be repeated."""
-        if self.raw[0] is not None and await upstream.read(self.replica.pool, self) is not None:
+        if self.raw[0] is not None and await read(self.replica.pool, self) is not None:
             return True
         del self.raw[0]
         return False
@@ -93,6 +103,6 @@ class DiffusionOutput(Work):
     async def process(self) -> list[Any]:
         """Let upstream record its time, which must not be repeated, and return it in a list."""
         self.made.append(made := [self.raw.pop(0)])
-        if not upstream.is_diffusion_start(made[0]):
+        if not is_diffusion_start(made[0]):
             self.replica.pool.record_output_timestamps(made)
         return made

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from omni_fastpath.declare import Counter, Fit, Patch, Process, Wrap
 
+ENGINE = "vllm_omni.engine.async_omni_engine"
 FASTAPI, API_SERVER = "fastapi.applications", "vllm_omni.entrypoints.openai.api_server"
 
 PATCH = Patch(
@@ -38,11 +39,7 @@ PATCH = Patch(
             preview="rc" in release,
             seams=(
                 Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
-                Wrap(
-                    "vllm_omni.engine.async_omni_engine",
-                    "AsyncOmniEngine.add_request_async",
-                    wrapper="wrapped_add_request_async",
-                ),
+                Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
             ),
             of_api_server=(FASTAPI, API_SERVER),
             without_api_server="there is no API server, so no request is followed",

@@ -19,9 +19,9 @@ Scope:
     count are POST requests for text or speech with a complete body and a valid API key, for 0.25 s at most.
 Fragility:
     Wraps the engine's drains ("a message, or None after checking that the orchestrator lives"). The check remains
-    upstream's. Arrivals are noticed in ``janus.Queue._put``. After an error messages are put back into the ``deque`` in
-    the janus queue. Another kind of queue is left to upstream. Seconds of audio are computed by upstream's functions.
-    Where these find no sample rate, audio is due when it arrives.
+    upstream's. ``_put``, ``_get`` and ``_qsize`` of the janus queue are overridden. After an error messages are put
+    back into its ``deque``. Another kind of queue is left to upstream. Seconds of audio are computed by upstream's
+    functions. Where these find no sample rate, audio is due when it arrives.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven mode), PR #3690 (shorter sleep, closed).
 Remove when:
@@ -35,39 +35,33 @@ from pydantic import Field
 
 from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Wrap
 
-UTILS = "vllm_omni.metrics.utils"
 BASE = "vllm_omni.engine.omni_engine_base"
-MESSAGES = "vllm_omni.engine.messages"
 
 
 class DeliveryOptions(Options):
     """The values of ``delivery``."""
 
-    by_deadline: bool = Field(
-        default=True, description="first audio at once, later audio before its listener runs out of it"
-    )
+    by_deadline: bool = Field(default=True, description="first audio at once, later audio before its listener needs it")
     requests_first: bool = Field(default=True, description="pause outputs while a request is on its way in")
 
 
-_READ = (
-    Relies(UTILS, "iter_mm_outputs"),
-    Relies(UTILS, "count_audio_frames"),
+_EVERYWHERE = (
+    *(Relies("vllm_omni.metrics.utils", name) for name in ("iter_mm_outputs", "count_audio_frames")),
     Relies("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
-    Relies(MESSAGES, "OutputMessage"),
-    Relies(MESSAGES, "ErrorMessage"),
+    *(Relies("vllm_omni.engine.messages", name) for name in ("OutputMessage", "ErrorMessage")),
+    *(Relies("janus", f"Queue.{name}") for name in ("_put", "_get", "_qsize")),
 )
-"""With what messages and their audio are read."""
+"""With what messages and their audio are read, and what is overridden."""
 
 
 def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
     """The seams of a release with a drain of poll mode and one of event-driven mode."""
     return (
-        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try_get_output_async"),
-        Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_get_output_blocking_async"),
-        Relies("janus", "Queue._put"),
-        Relies("janus", "Queue._put_internal"),
+        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_next"),
+        Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_next"),
         Relies(module, owner),
-        *_READ,
+        Relies(module, f"{owner}.is_alive"),
+        *_EVERYWHERE,
     )
 
 
@@ -87,9 +81,7 @@ PATCH = Patch(
     ),
     options=DeliveryOptions,
     brings=("connections",),
-    formerly={
-        name: f"{name} is part of delivery since 0.4; set delivery{key} instead" for name, key in _FORMERLY.items()
-    },
+    formerly={old: f"{old} is part of delivery since 0.4; set delivery{key} instead" for old, key in _FORMERLY.items()},
     rows=(
         Fit(releases=("0.28.0",), seams=_one_by_one("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
         Fit(releases=("0.30.0",), seams=_one_by_one(BASE, "OmniEngineBase")),
@@ -99,9 +91,8 @@ PATCH = Patch(
             note="upstream's front end waits on its event loop by itself, so only order and pauses are the patch's",
             seams=(
                 Wrap(BASE, "OmniEngineBase.get_outputs_async", wrapper="wrapped_get_outputs_async"),
-                Wrap(BASE, "OmniEngineBase._drain_output_messages", wrapper="wrapped_drain_output_messages"),
                 Relies(BASE, "OmniEngineBase"),
-                *_READ,
+                *_EVERYWHERE,
             ),
         ),
     ),

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from omni_fastpath.connection import Connection, Follower
+from omni_fastpath.connection import Connection, Follower, follow
 from omni_fastpath.ledger import runtime
 
-_COUNTS = re.compile(
-    r".*/(completions(/batch)?|responses|messages|audio/(speech(/batch)?|generate|transcriptions|translations))"
-)
+_COUNTS = re.compile(r".*/((completions|audio/speech)(/batch)?|responses|messages|audio/(generate|trans\w+))")
 """Paths whose requests count. Images and videos do not, because their first output takes long anyway."""
 
 LONGEST_WAY_S = 0.25
@@ -45,13 +43,11 @@ class OnItsWay(Follower):
 
     def __init__(self, connection: Connection) -> None:
         self._receive, connection.receive = connection.receive, self._received
-        self._is_complete = False
 
     async def _received(self) -> Any:
         message = await self._receive()
         with _guard:
-            if message["type"] == "http.request" and not message.get("more_body") and not self._is_complete:
-                self._is_complete = True
+            if message["type"] == "http.request" and not message.get("more_body"):
                 _runtime.counters["requests"] += 1
                 asyncio.get_running_loop().call_later(LONGEST_WAY_S, self.ended)
                 ON_THEIR_WAY.add(self)
@@ -66,10 +62,13 @@ class OnItsWay(Follower):
         ON_THEIR_WAY.discard(self)
 
 
-def begin(connection: Connection) -> OnItsWay | None:
+def _begin(connection: Connection) -> OnItsWay | None:
     """Follow a connection, if it is a request for text or speech and the option is on."""
     counts = connection.is_post and _runtime.options.requests_first and _COUNTS.fullmatch(connection.scope["path"])
     return OnItsWay(connection) if counts else None
+
+
+follow(_runtime, _begin)
 
 
 class Pause:

@@ -1,73 +1,163 @@
-"""The wrappers of ``delivery``: upstream's drains of the orchestrator's messages, on the front end's event loop."""
+"""The wrappers of ``delivery``: upstream's drains, and one object for each janus queue that they drain.
+
+It waits, gives the event loop turns, pauses and has the order of the queue. All drains run on the front end's event
+loop.
+"""
 
 from __future__ import annotations
 
-import inspect
+import asyncio
+from math import inf
+from time import monotonic
 from typing import Any
 
-from omni_fastpath.connection import follow
-from omni_fastpath.guard import AwaitedCall, Call, raised_by_us
+import janus
+
+from omni_fastpath import threads
+from omni_fastpath.declare import State
+from omni_fastpath.guard import AwaitedCall
+from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import runtime
+from omni_fastpath.queues import override
 
-from .delivery import DELIVERIES, Delivery
-from .incoming import ON_THEIR_WAY, begin
+from .incoming import ON_THEIR_WAY, Pause
+from .order import Deadlines, QueuedMessages
 
+LIVENESS_INTERVAL_S = 0.25
+"""How often a silent orchestrator is checked. Upstream's event-driven drain does it once per second. In poll mode users
+learn of an orchestrator's death at once, and four wakes per second cost nothing."""
+
+BATCH = 8
+"""Messages between two turns of the event loop, and messages that 0.32's front end gets at a time. A turn costs some
+50 µs if the orchestrator waits for the interpreter lock, and a turn after each message cost a fifth of the throughput.
+"""
+
+_ATTRIBUTE = "_omni_fastpath_delivery"
 _runtime = runtime("delivery")
-follow(_runtime, begin)
 
 
-async def wrapped_try_get_output_async(wrapped: AwaitedCall, instance: Any, _args: Any, _kwargs: Any) -> Any:
-    """The next message, or None after a while without one.
+class Delivery:
+    """The messages of one janus queue. What janus calls runs under the queue's lock, all else on the front end's loop.
 
-    Raises:
-        RuntimeError: From upstream, when the orchestrator died.
+    Args:
+        queue: The queue. Three of its methods are overridden, those that janus documents for other orders.
+        wakes: Whether a put wakes the front end. Else upstream does that.
+
+    Attributes:
+        messages: What arrived.
+        pause: How long outputs wait for requests.
     """
-    delivery = Delivery.of(instance.output_queue, _runtime, wakes=True)
-    return await (wrapped() if delivery is None else delivery.next(wrapped))
 
+    def __init__(self, queue: Any, *, wakes: bool) -> None:
+        ordered = Deadlines(HOOKS.observer("deadline"), monotonic).of if _runtime.options.by_deadline else _as_arrived
+        self.messages = QueuedMessages(queue._queue, ordered, _runtime.counters)
+        self.pause, self._queue = Pause(), queue
+        self._waiter: asyncio.Future[bool] | None = None
+        self._left = BATCH  # messages until the next turn of the event loop
+        self._put, self._get = queue._put, queue._get
+        self._put_back = [override(queue, "_qsize", self.messages.__len__), override(queue, "_get", self._take)]
+        self._put_back.append(override(queue, "_put", self._put_and_wake if wakes else self._put))
+        setattr(queue, _ATTRIBUTE, self)
+        threads.note(threads.FRONT_END)
 
-async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
-    """The same in event-driven mode, without upstream's thread. None may come before upstream's timeout.
+    @classmethod
+    def of(cls, queue: Any, *, wakes: bool = True) -> Delivery | None:
+        """The one of this queue, which the first call makes. None if it is an embedder's and not a janus queue."""
+        if not isinstance(queue, janus.Queue):
+            return None
+        found: Delivery | None = vars(queue).get(_ATTRIBUTE)
+        return cls(queue, wakes=wakes) if found is None else found
 
-    Raises:
-        RuntimeError: From upstream, when the orchestrator died.
-    """
-    delivery = Delivery.of(instance.output_queue, _runtime, wakes=True)
-    if delivery is None:
-        return await wrapped(*args, **kwargs)
+    async def arrival(self) -> None:
+        """Wait until a message may be taken, or for a while. If it is cancelled, nothing was taken."""
+        if ON_THEIR_WAY:
+            await self.pause.before_output()
+        if self._left == 0:  # upstream's drain suspends only when the queue is empty
+            await asyncio.sleep(0)
+            self._left = BATCH
+        self._left -= 1
+        is_empty = self._queue.sync_q.empty
+        if is_empty():
+            self._waiter = waiter = asyncio.get_running_loop().create_future()
+            if is_empty():  # else a message arrived just before
+                timer = waiter.get_loop().call_later(LIVENESS_INTERVAL_S, _resolve, waiter, False)
+                arrived = await waiter  # if it is cancelled, the timer finds the waiter done
+                timer.cancel()
+                self._left = BATCH
+                _runtime.counters["woken"] += arrived
+        self.messages.collect()  # and not under the queue's lock, for which the orchestrator would wait
 
-    async def upstreams() -> Any:
+    # ---- Called by janus ----
+
+    def _put_and_wake(self, item: Any) -> None:
+        """Put as janus does, then wake the waiter, on any thread. The queue's lock is held, so it finds the message.
+
+        The producer pays for a cross-thread wake-up only while the front end waits.
+        """
+        self._put(item)
         try:
-            # Upstream's function of the other mode looks without a thread. Nothing calls it in this mode.
-            return await inspect.unwrap(type(instance).try_get_output_async)(instance)
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.get_loop().is_closed():
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
         except Exception as error:
-            if raised_by_us(error):
-                raise
-            # The queue is closed, or the orchestrator died. Upstream reports it as it does in this mode.
-            return await wrapped(*args, **kwargs)
+            _runtime.fail("waking the front end", error)
 
-    return await delivery.next(upstreams)
+    def _take(self) -> Any:
+        """Take the message that is due first. If the patch is off, or failed on any thread, leave the queue as it was.
+
+        So nothing is overtaken, even if another thread has only begun to set the state.
+        """
+        try:
+            if _runtime.state is State.APPLIED:
+                return self.messages.take()
+        except Exception as error:
+            _runtime.fail("choosing a message", error)
+        self.messages.give_back()
+        for put_back in self._put_back:
+            put_back()
+        vars(self._queue).pop(_ATTRIBUTE, None)
+        return self._get()
 
 
-async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
-    """0.32's drain, which wakes by itself, after a pause for requests."""
-    delivery = Delivery.of(instance.output_queue, _runtime, wakes=False)
-    if delivery is not None and ON_THEIR_WAY:
-        await delivery.pause.before_output()
+def _as_arrived(_message: Any) -> tuple[None, float]:
+    """Without ``by_deadline``: nothing overtakes a message."""
+    return None, inf
+
+
+def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(arrived)
+
+
+# ---- The drains ----
+
+
+async def wrapped_next(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
+    """The next message in either mode, without a thread. None after a while without one, if the orchestrator lives.
+
+    Raises:
+        RuntimeError: From upstream, when the orchestrator died.
+    """
+    delivery = Delivery.of(instance.output_queue)
+    if delivery is not None:
+        await delivery.arrival()
+        if not instance.output_queue.sync_q.empty():
+            return instance.output_queue.sync_q.get_nowait()
+        if instance.is_alive():
+            return None
     return await wrapped(*args, **kwargs)
 
 
-def wrapped_drain_output_messages(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> list[Any]:
-    """A batch of the next messages for 0.32's drain, or upstream's result if nothing is queued."""
-    delivery = Delivery.of(instance.output_queue, _runtime, wakes=False)
-    count, one = args[0] if args else kwargs["max_messages"], lambda: wrapped.function(1)[0]
-    # One statement, so that no line is between messages that were taken and the caller.
-    return (delivery.take(count, one) if delivery is not None else []) or wrapped(*args, **kwargs)
+async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
+    """0.32's drain, which wakes by itself, after a pause for requests. It gets smaller batches."""
+    delivery = Delivery.of(instance.output_queue, wakes=False)
+    if delivery is not None:
+        if ON_THEIR_WAY:
+            await delivery.pause.before_output()
+        delivery.messages.collect()
+    return await wrapped(*args, **(kwargs if args else {"max_messages": BATCH, **kwargs}))
 
 
 def taken_off() -> None:
-    """Give the messages back, and let nothing wait for requests."""
-    for delivery in list(DELIVERIES):
-        delivery.leave()
-    DELIVERIES.clear()
+    """Let nothing wait for requests. A queue returns its messages when the next one is taken."""
     ON_THEIR_WAY.clear()

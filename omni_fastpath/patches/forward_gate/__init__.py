@@ -34,20 +34,16 @@ from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies,
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
+GENERATION = "vllm_omni.core.sched.omni_generation_scheduler"
 
 
 SEAMS: tuple[AnySeam, ...] = (
     Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", wrapper="wrapped_ar_init"),
     Wrap(AR_SCHEDULER, "OmniARScheduler.update_from_output", wrapper="wrapped_update_from_output"),
-    Wrap(
-        "vllm_omni.core.sched.omni_generation_scheduler",
-        "OmniGenerationScheduler.__init__",
-        wrapper="wrapped_generation_init",
-    ),
+    Wrap(GENERATION, "OmniGenerationScheduler.__init__", wrapper="wrapped_generation_init"),
     # Upstream's own split, and the stages that have it.
     Relies("vllm_omni.utils.mm_outputs", "partition_flat_payload"),
-    Relies(CONNECTORS, "stage_sends_async_output"),
-    Relies(CONNECTORS, "get_stage_connector_role"),
+    *(Relies(CONNECTORS, name) for name in ("stage_sends_async_output", "get_stage_connector_role")),
     Relies(AR_SCHEDULER, "OmniARScheduler"),
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
     Relies("vllm_omni.config.model", "OmniModelConfig"),

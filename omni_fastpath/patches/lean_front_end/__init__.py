@@ -42,8 +42,7 @@ class FrontEndOptions(Options):
 
     summary: Literal["full", "line"] = Field(
         default="full",
-        description="what is logged when a request ends: upstream's text (full), or its [OmniTiming] line with the "
-        "tables at DEBUG (line)",
+        description="what is logged when a request ends: its tables (full), or only a line (line)",
     )
 
 

@@ -30,9 +30,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Relies, Wrap
-
-from .advice import ADVICE
+from omni_fastpath.declare import Advice, AnySeam, Counter, Fit, Metric, Patch, Process, Relies, Wrap
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 """Buckets, from an immediate result to a wait in an overloaded server, fine where listeners notice a difference."""
@@ -56,11 +54,8 @@ def _fit(
     """The row of a release, by its names of the orchestrator and of the front end."""
     seams: tuple[AnySeam, ...] = (
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
-        Relies("asyncio.queues", "Queue._put"),
-        Relies("asyncio.queues", "Queue._get"),
-        Relies("janus", "Queue._put"),
-        Relies("janus", "Queue._put_internal"),
-        Relies("janus", "_SyncQueueProxy.qsize"),
+        *(Relies("asyncio.queues", f"Queue.{name}") for name in ("_put", "_get")),
+        *(Relies("janus", name) for name in ("Queue._put", "Queue._put_internal", "_SyncQueueProxy.qsize")),
         Wrap(STAGE_POOL, "StagePool.submit_initial", wrapper="wrapped_submit_initial"),
         Relies(STAGE_POOL, "StagePool.get_bound_replica_id"),
         Wrap(ORCHESTRATOR, f"{loop}._orchestration_output_handler", wrapper="wrapped_output_handler"),
@@ -69,16 +64,14 @@ def _fit(
         Wrap(*front_end, wrapper="wrapped_final_output_handler"),
         Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
         Relies(SAVING, "OmniTransferAdapterBase"),
-        Relies(ORCHESTRATOR, loop),
-        Relies(ORCHESTRATOR, "OrchestratorRequestState"),
+        *(Relies(ORCHESTRATOR, name) for name in (loop, "OrchestratorRequestState")),
         Relies(STATE, "ClientRequestState"),
         Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
         Relies("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine"),
         Relies("vllm_omni.engine.messages", "OutputMessage"),
         Relies(STAGE_POOL, "StagePool"),
         Relies("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase"),
-        Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
-        Relies("vllm.v1.engine.core_client", "BackgroundResources"),
+        *(Relies("vllm.v1.engine.core_client", name) for name in ("AsyncMPClient", "BackgroundResources")),
         Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
     return Fit(releases=(release,), preview="rc" in release, seams=seams, of_stages=(SAVING,))
@@ -90,6 +83,38 @@ _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler
 def _metric(name: str, meaning: str, *labels: str, bounds: tuple[float, ...] | None = None) -> Metric:
     return Metric(PREFIX + name, meaning, labels=labels, bounds=bounds, advice=ADVICE.get(name))
 
+
+ADVICE = {
+    "first_output_api_process_seconds": Advice(
+        finding="first-output",
+        severity="info",
+        what="first {output}: its time in the API process has a 99th percentile of about {value:.2f} s",
+        do="If that is above 0.05 s and above a tenth of the engines' part, switch on the patches that are off "
+        "(`OMNI_FASTPATH=1`), or use a higher `--api-server-count` (from vLLM-Omni 0.30 on).",
+    ),
+    "first_output_leg_seconds": Advice(
+        finding="first-output",
+        severity="info",
+        labels={"leg": "engines"},
+        what="first {output}: its time in the engines has a 99th percentile of about {value:.2f} s",
+        do="If that is above 0.3 s and requests wait there (`vllm_omni:num_requests_waiting`), add GPUs or "
+        "replicas. If none waits, the model itself takes that long. Neither this package nor another API server "
+        "changes this part.",
+    ),
+    "requests_without_output": Advice(
+        finding="requests-without-output",
+        what="{value:.0f} requests wait for stage {stage} replica {replica} and had no output for 30 s",
+        do="Check that replica's process and log. It may be stopped or hanging, or waiting for a chunk that the "
+        "previous stage does not send. In an overloaded server, requests also wait that long.",
+    ),
+    "shared_memory_used_ratio": Advice(
+        finding="shared-memory",
+        above=0.8,
+        what="shared memory is {value:.0%} full, and a stage that finds no room for a chunk fails",
+        do="Give the container a larger /dev/shm (`--shm-size`, or an emptyDir of medium Memory).",
+    ),
+}
+"""What ``doctor`` says about the metrics, by their names without the prefix."""
 
 PATCH = Patch(
     name="queue_metrics",

@@ -37,8 +37,9 @@ WITHOUT_S = 30.0
 LAG_EVERY_S = 0.25
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
 
-_accounts: list[Account] = []
-"""One for each orchestrator, also for one that no longer exists. Empty after observation has ended."""
+_ACCOUNT = "_omni_fastpath_account"
+_accounts: list[ref[Account]] = []
+"""One for each orchestrator, which keeps it. Empty after observation has ended."""
 _loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 """The measured event loops. A loop that is removed is no longer measured."""
 _queues: list[ref[Any]] = []
@@ -157,7 +158,7 @@ def _put(queue: Any, message: Any) -> bool:
     journey = _journeys.get(getattr(message, "request_id", None) or "")
     first = None if journey is None else journey.first_in(message)
     if first is not None:
-        first.note_put(message, queues.length(queue) - 1)
+        first.note_put(message, queue.sync_q.qsize() - 1)
     return not _accounts
 
 
@@ -167,15 +168,12 @@ def _put(queue: Any, message: Any) -> bool:
 @_around
 def wrapped_output_handler(orchestrator: Any) -> None:
     """Observe an orchestrator. Called on its event loop before either of its loops begins."""
-    if _account(orchestrator) is None:
-        for output in OUTPUTS:
-            distributions(output)
-        _accounts.append(Account(orchestrator, _journeys, _counters))
-        measure_lag("orchestrator")
-
-
-def _account(orchestrator: Any) -> Account | None:
-    return next((each for each in _accounts if each.orchestrator() is orchestrator), None)
+    for output in OUTPUTS:
+        distributions(output)
+    account = Account(orchestrator, _journeys, _counters)
+    setattr(orchestrator, _ACCOUNT, account)
+    _accounts.append(ref(account))
+    measure_lag("orchestrator")
 
 
 @_around
@@ -185,18 +183,19 @@ def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> E
     return None if journey is None else journey.note_submitted
 
 
-@_around
-def wrapped_process_llm_stage_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Observe the processing of one raw output."""
-    account = _account(orchestrator)
-    return None if account is None else account.processing(*args, **kwargs)
+def _of_account(begin: Callable[..., End]) -> Callable[..., Any]:
+    """A wrapper around which *begin* of the orchestrator's account observes, with upstream's arguments."""
+
+    @_around
+    def observe(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
+        account = vars(orchestrator).get(_ACCOUNT)
+        return None if account is None else begin(account, *args, **kwargs)
+
+    return observe
 
 
-@_around
-def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Observe the routing of the outputs that were just processed."""
-    account = _account(orchestrator)
-    return None if account is None else account.routing(*args, **kwargs)
+wrapped_process_llm_stage_outputs = _of_account(Account.processing)
+wrapped_handle_processed_outputs = _of_account(Account.routing)
 
 
 # ---- A stage ----
@@ -222,7 +221,7 @@ def figures() -> dict[str, list[Sample]]:
 
 
 def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
-    for account in _accounts:
+    for account in filter(None, [each() for each in _accounts]):
         waits: dict[tuple[int, int | None], list[float]] = {}
         for stage_id, replica_id, waiting in account.depths():
             waits[stage_id, replica_id] = []
@@ -235,7 +234,7 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
             yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*slot)
             yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
     if _accounts:
-        yield "queued_messages", sum(map(queues.length, filter(None, [each() for each in _queues]))), {}
+        yield "queued_messages", sum(queue.sync_q.qsize() for each in _queues if (queue := each()) is not None), {}
         if os.path.isdir(SHARED_MEMORY):  # noqa: PTH112 - no other call here makes a Path
             room = os.statvfs(SHARED_MEMORY)
             yield "shared_memory_used_ratio", 1 - room.f_bfree / room.f_blocks, {}

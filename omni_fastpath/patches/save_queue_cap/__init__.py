@@ -45,38 +45,25 @@ class SaveQueueOptions(Options):
         description="payload of all streams of a stage together: queued, being sent and, if it is in shared memory, "
         "not fetched. Above this limit the streams with the most are left out of steps",
     )
-    max_tasks: int | None = Field(
-        default=None,
-        ge=1,
-        description="queued chunks of all streams of a stage together. Above this limit the streams with the most are "
-        "left out of steps",
-    )
+    max_tasks: int | None = Field(default=None, ge=1, description="most queued chunks of all streams, likewise")
     max_hold_s: float = Field(
-        default=5.0,
-        ge=0.01,
-        le=3600.0,
-        description="seconds after which a held stream takes one step, whatever is queued",
+        default=5.0, ge=0.01, le=3600.0, description="seconds after which a held stream takes one step in any case"
     )
 
 
 BASE = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 SHARED_MEMORY = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
+MIXIN = "vllm_omni.core.sched.omni_scheduler_mixin"
 
 SEAMS: tuple[AnySeam, ...] = (
-    Wrap(
-        "vllm_omni.core.sched.omni_scheduler_mixin",
-        "OmniSchedulerMixin._init_omni_io_scheduling_state",
-        wrapper="wrapped_scheduler_made",
-    ),
+    Wrap(MIXIN, "OmniSchedulerMixin._init_omni_io_scheduling_state", wrapper="wrapped_scheduler_made"),
     Wrap("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule", wrapper="wrapped_schedule"),
     Relies("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
-    Relies(BASE, "OmniTransferAdapterBase.__init__"),
-    Relies(BASE, "OmniTransferAdapterBase.save_loop"),
+    *(Relies(BASE, f"OmniTransferAdapterBase.{name}") for name in ("__init__", "save_loop")),
     Relies(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
     Relies(SHARED_MEMORY, "SharedMemoryConnector.put"),
-    Relies("vllm_omni.utils.mm_outputs", "to_payload_element"),
-    Relies("vllm_omni.utils.mm_outputs", "_to_cpu"),
+    *(Relies("vllm_omni.utils.mm_outputs", name) for name in ("to_payload_element", "_to_cpu")),
     Relies("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler"),
     Relies("vllm_omni.request", "OmniRequest"),
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
