@@ -140,8 +140,9 @@ def _parsed(file: Path) -> Said | None:
         said = json.loads(file.read_bytes()) if is_ours else None
     except (OSError, ValueError, RecursionError):
         return None
-    is_whole = isinstance(said, dict) and said.pop("check", None) == _check(said)  # else it is damaged
-    return said if is_whole and said.get("schema") == SCHEMA else None
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA or said.pop("check", None) != _check(said):
+        return None  # of another version, or damaged
+    return said
 
 
 def _check(said: Said) -> int:
