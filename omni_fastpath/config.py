@@ -15,8 +15,7 @@ The environment overrides the YAML, so that settings can be compared without cha
     As the keys ``fastpath.on_unsupported`` and ``fastpath.on_unlisted``.
 
 If a deploy YAML overlays another, its block replaces that of its base, as every top-level block (upstream's
-``resolve_deploy_yaml``). Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a
-misspelt ``OMNI_FASTPATH``. Neither refuses the start. A ``fastpath`` key below the top level does.
+``resolve_deploy_yaml``). A ``fastpath`` key below the top level refuses the start.
 
 A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
 is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
@@ -39,7 +38,7 @@ from pydantic import ByteSize
 
 from omni_fastpath import process_role
 from omni_fastpath.declare import Options, Patch
-from omni_fastpath.process_role import HANDOFF, MASTER, NAMESPACE, RefusedError, boolean, master_off, own_variables
+from omni_fastpath.process_role import MASTER, RefusedError, boolean, master_off, own_variables
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
@@ -59,8 +58,6 @@ _RULE_VARIABLES = {f"{MASTER}_{key.upper()}": key for key in RULES}
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
 _PLAIN = re.compile(r"[\w-]{1,80}")
 _SHOWN_CHARACTERS = 80
-_LOOKALIKE_RATIO = 0.75
-_VARIABLE_RATIO = 0.85
 
 # Refusals
 
@@ -163,13 +160,6 @@ def set_variables(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[
     return sorted(name for name in own_variables(environ) if name in known or not _OF_A_SERVICE.search(name))
 
 
-def is_beside(name: str) -> bool:
-    """Whether a name is a misspelling of ``OMNI_FASTPATH...``, such as ``OMNI_FASTPAHT`` or ``omni_fastpath``."""
-    prefix, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
-    alike = difflib.SequenceMatcher(None, letters[: len(prefix)], prefix)
-    return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
-
-
 # A block and variables
 
 
@@ -180,14 +170,12 @@ class Block:
     Attributes:
         path: The file.
         value: The value of its ``fastpath`` key, or ``ABSENT``.
-        misspelt: Top-level keys that are misspellings of ``fastpath``. They are ignored.
         misplaced: Where the key is below the top level, for example ``stages[0].fastpath``. It is refused.
         files: The file and those on which it builds, if this module has read them.
     """
 
     path: Path
     value: Any
-    misspelt: tuple[str, ...] = ()
     misplaced: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 
@@ -344,8 +332,7 @@ class Resolved:
         on_unsupported: Whether a patch that cannot serve refuses the start.
         on_unlisted: Which releases without a row are served (``Patch.candidates``). None if it is not set.
         source: The deploy YAML. None if there is none.
-        unknown: Warnings, one line each: unknown variables if no patch is enabled, misspelt variables, and misspelt
-            top-level keys.
+        unknown: Warnings, one line each: unknown variables if no patch is enabled.
     """
 
     enabled: Mapping[str, Options]
@@ -406,17 +393,13 @@ def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[P
     lines = [*(str(problem) for problem in settings.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
-    nearly = [told(name) for name in environ if is_beside(name)]
-    if block is not None:
-        words = "the top-level key {!r} is ignored; did you mean {!r}?"
-        nearly += [f"{block.path}: {words.format(key, KEY)}" for key in block.misspelt]
     return Resolved(
         enabled=enabled,
         off={name: asked.reason for name, asked in settings.asked.items() if not asked.on},
         origins={name: asked.origin for name, asked in settings.asked.items()},
         **settings.rules,
         source=source,
-        unknown=(*unknown_variables, *nearly),
+        unknown=tuple(unknown_variables),
     )
 
 
@@ -470,10 +453,7 @@ def _load(path: Path) -> Mapping[Any, Any]:
 
 def block_of(path: str | Path, data: Mapping[Any, Any]) -> Block:
     """The block of a deploy YAML's content."""
-    words = (key for key in data if isinstance(key, str))
-    alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
-    misplaced = tuple(place for place in _places(data) if place != KEY)
-    return Block(Path(path), data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY), misplaced)
+    return Block(Path(path), data.get(KEY, ABSENT), tuple(place for place in _places(data) if place != KEY))
 
 
 def _places(data: Any, at: str = "") -> Iterator[str]:

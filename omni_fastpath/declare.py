@@ -165,13 +165,11 @@ class Counter:
         name: Its name in the state file and in ``/metrics``.
         meaning: One line, for ``explain``.
         is_maximum: Whether it is the greatest value seen instead of a count.
-        headline: The words after its value in the first line about a server. Empty if that line does not show it.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
-    headline: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The guard between a patch and upstream: an error of the patch makes it step aside and never reaches upstream.
 
 A wrapper gets upstream's function as a ``Call``, which remembers what came of it. So after an error of the wrapper the
-caller gets upstream's own result, and upstream runs once. Other code of a patch is under a ``Guard``.
+caller gets upstream's own result, and upstream runs once. Other code of a patch is under a ``ledger.Guard``.
 """
 
 from __future__ import annotations
@@ -10,46 +10,9 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-
-class Guarded(Protocol):
-    """A patch, as far as a guard uses it (``ledger.Entry``)."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the patch has failed."""
-
-    def fail(self, what: str, error: Exception) -> None:
-        """Make it step aside."""
-
-
-class Guard:
-    """A context manager for code of a patch. An exception leaves the context and makes the patch step aside.
-
-    Call upstream outside of it, so that upstream's exceptions are not caught. If that is not possible,
-    ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
-
-    Args:
-        entry: The patch.
-        what: What is done inside, as the subject of a sentence: "counting a raw output".
-    """
-
-    __slots__ = ("_entry", "_what")
-
-    def __init__(self, entry: Guarded, what: str) -> None:
-        self._entry, self._what = entry, what
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):  # there is none, or it is a cancellation, which is not an error
-            return False
-        self._entry.fail(self._what, error)
-        return True
-
+from omni_fastpath.ledger import Entry
 
 Wrapper = Callable[[Any, Any, Any, Any], Any]
 """A wrapper for wrapt. Its parameters are upstream's function, its instance, and its arguments."""
@@ -122,7 +85,7 @@ class AwaitedCall(Call):
         return self._result
 
 
-def guarded(entry: Guarded, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
+def guarded(entry: Entry, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
     """A wrapper whose own errors do not reach upstream.
 
     An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result or

@@ -10,10 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from omni_fastpath.declare import Patch, State
-from omni_fastpath.guard import Guard
 
 logger = logging.getLogger("vllm.omni_fastpath")
 """A child of vLLM's logger, so that its lines have the format of the server's log."""
@@ -26,6 +26,32 @@ def warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
         logger.warning("omni-fastpath: %s", message)
+
+
+class Guard:
+    """A context manager for code of a patch. An exception leaves the context and makes the patch step aside.
+
+    Call upstream outside of it, so that upstream's exceptions are not caught. If that is not possible,
+    ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
+
+    Args:
+        entry: The patch.
+        what: What is done inside, as the subject of a sentence: "counting a raw output".
+    """
+
+    __slots__ = ("_entry", "_what")
+
+    def __init__(self, entry: Entry, what: str) -> None:
+        self._entry, self._what = entry, what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):  # there is none, or it is a cancellation, which is not an error
+            return False
+        self._entry.fail(self._what, error)
+        return True
 
 
 @dataclass

@@ -21,6 +21,7 @@ import stat
 import sys
 import threading
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from omni_fastpath.ledger import LEDGER, warn_once
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.seams import MARK, is_ours
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of a file. Files of other versions are not read."""
 
 REFRESH_S = 2.0
@@ -103,7 +104,7 @@ def write(said: Said) -> Path:
     temporary = file.with_suffix(".tmp")
     created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(created, "w", encoding="utf-8") as opened:
-        json.dump(said, opened, default=str)
+        json.dump({**said, "check": _check(said)}, opened, default=str)
     temporary.replace(file)
     return file
 
@@ -139,22 +140,14 @@ def _parsed(file: Path) -> Said | None:
         said = json.loads(file.read_bytes()) if is_ours else None
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) and said.get("schema") == SCHEMA and _is_whole(said) else None
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA or said.pop("check", None) != _check(said):
+        return None  # of another version, or damaged
+    return said
 
 
-def _is_whole(said: Said) -> bool:
-    """Whether a file of this version has what its readers use. A damaged one is skipped."""
-    try:
-        records = said["patches"].values()
-        samples = [each for record in records for of in record.get("figures", {}).values() for each in of]
-        numbers = [said["updated"], *said["cpu_s"].values(), *(each.get("value", each.get("sum")) for each in samples)]
-        numbers += [each for record in records for each in record["counters"].values()]
-        texts = [said["process_name"], *(record[name] for record in records for name in ("reason", "same_as"))]
-        Process(said["role"]), [State(record["state"]) for record in records], [{**each["labels"]} for each in samples]
-        set(said["above"]), [said[name] for name in ("pid", "started", "stage", "replica", "port", "source")]
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return False
-    return all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in texts)
+def _check(said: Said) -> int:
+    """A checksum of what a file says."""
+    return zlib.crc32(json.dumps(said, default=str).encode())
 
 
 def stage_and_replica() -> tuple[int | None, int | None]:

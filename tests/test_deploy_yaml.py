@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from omni_fastpath.config import ABSENT, ConfigError, block_of, read, resolve, resolve_file
+from omni_fastpath.config import ConfigError, block_of, read, resolve, resolve_file
 from omni_fastpath.patches import PATCHES
 
 
@@ -86,12 +86,3 @@ def test_a_key_in_a_wrong_place_is_refused(tmp_path: Path, content: str, place: 
         with pytest.raises(ConfigError, match=re.escape(f"{place} in {top}: fastpath must be a top-level key")):
             resolve(block, {}, PATCHES)
         assert not resolve(block, {"OMNI_FASTPATH": "0"}, PATCHES).enabled
-
-
-@pytest.mark.parametrize("key", ["fast_path", "Fastpath", "fatspath", "omni_fastpath"])
-def test_a_misspelt_key_is_told(tmp_path: Path, key: str) -> None:
-    """A misspelt top-level key, which upstream ignores, is reported and not used."""
-    block = read(write(tmp_path / "a.yaml", f"{key}: true\n"))
-    assert block.value is ABSENT
-    [told] = resolve(block, {}, ()).unknown
-    assert f"the top-level key {key!r} is ignored; did you mean 'fastpath'?" in told

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omni_fastpath import config
 from omni_fastpath.declare import Patch, State
-from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, master_off
+from omni_fastpath.process_role import MASTER, ON_UNLISTED, master_off
 from omni_fastpath.tools import entrypoint
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class Facts:
         report: The report of ``status`` (``omni_fastpath.tools.status``), without findings.
         asked: The patches that must be supported on the installed release.
         servers: The running servers of this user.
-        misspelt: Misspellings of ``fastpath`` in deploy YAMLs, as pairs of subject and key.
         refused: Why a server that is started here now would refuse to start. Empty if it would start.
     """
 
@@ -55,7 +54,6 @@ class Facts:
     report: Mapping[str, Any] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     servers: Sequence[Server] = ()
-    misspelt: Sequence[tuple[str, str]] = ()
     refused: str = ""
 
 
@@ -149,24 +147,15 @@ def variable_unknown(facts: Facts) -> Iterator[Finding]:
     for subject, environ in _shell_and_servers(facts):
         ours = set(config.set_variables(environ, facts.patches)).difference(known)
         # Under OMNI_FASTPATH=0 no other variable is read.
-        for name in sorted(environ) if not master_off(environ) else ():
-            if name in ours or config.is_beside(name):
-                meant = config.nearest(name, known) or MASTER
-                consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"
-                what = f"unknown variable {name}; did you mean {meant!r}? A server with a patch on {consequence}"
-                yield Finding("warning", subject, what, f"Rename it to {meant}, or unset it.")
+        for name in sorted(ours) if not master_off(environ) else ():
+            likely = config.nearest(name, known) or MASTER
+            what = f"unknown variable {name}; did you mean {likely!r}? A server with a patch on refuses it"
+            yield Finding("warning", subject, what, f"Rename it to {likely}, or unset it.")
 
 
 def _shell_and_servers(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
     yield HERE, facts.environ
     yield from ((each.subject, each.environ) for each in facts.servers if each.environ is not None)
-
-
-def key_misspelt(facts: Facts) -> Iterator[Finding]:
-    """A block that both vLLM-Omni and this package ignore."""
-    for subject, key in facts.misspelt:
-        what = f"the top-level key {key!r} of the deploy YAML is ignored; did you mean {config.KEY!r}?"
-        yield Finding("warning", subject, what, f"Rename it to {config.KEY}, or remove it.")
 
 
 # ---- Running servers ----
@@ -232,6 +221,6 @@ def _late(bounds: Sequence[float], samples: Sequence[Mapping[str, Any]]) -> floa
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     *(start_refused, upstream_missing, patch_unsupported, seam_moved, entry_point_missing, plugins_leave_us_out),
-    *(variable_unknown, key_misspelt, patch_not_serving, api_process_full, advice),
+    *(variable_unknown, patch_not_serving, api_process_full, advice),
 )
 """Their ids are their names with hyphens."""

@@ -62,14 +62,6 @@ def refuse_as_upstream(path: Path) -> None:
         raise ConfigError(f"{path}: vLLM-Omni refuses it: {error}") from error
 
 
-def misspelt(path: Path) -> list[str]:
-    """The misspellings of ``fastpath`` in a deploy YAML and its bases. Empty if it cannot be read."""
-    try:
-        return list(read(path).misspelt)
-    except ConfigError:
-        return []
-
-
 def block_value(base: Block, sets: Sequence[str], patches: Sequence[Patch]) -> Any:
     """The ``fastpath`` value of the overlay: ``true``, or a mapping from the ``--set`` options.
 

@@ -22,8 +22,6 @@ from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 WATCH_S = 2 * state.REFRESH_S + 0.5
 """Seconds between two readings, after which every state file is a new one."""
 
-_NO_YAML = "environment"
-"""The source in a state file if no deploy YAML was read."""
 _PROGRAMS = ("vllm", "vllm-omni")
 _MODULES = ("/cli/main.py", ".entrypoints.cli.main")
 """The command lines of vLLM and vLLM-Omni, as files and as ``python -m`` names them."""
@@ -52,13 +50,6 @@ class Server:
     def subject(self) -> str:
         """The subject of its findings."""
         return f"server {self.pid}"
-
-    @property
-    def deploy_config(self) -> Path | None:
-        """The deploy YAML that it has read, or that its command line names, as a path in this process."""
-        read = [each["source"] for each in self.snapshots if each["pid"] == self.pid and each["source"] != _NO_YAML]
-        named = next(iter(read), None) or process_role.value(self.command, "--deploy-config")
-        return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
 
     @property
     def port(self) -> int | None:

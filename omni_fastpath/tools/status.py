@@ -20,7 +20,7 @@ from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Fit, Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers
-from omni_fastpath.tools.findings import HERE, START, Facts, judge
+from omni_fastpath.tools.findings import START, Facts, judge
 
 SCHEMA = 7
 """The version of the report. Adding a key does not change it."""
@@ -77,13 +77,11 @@ def collect(
         "verify": moved,
         "same_as": same_as,
     }
-    yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
-    misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
     # Without a YAML also the default set, because a server's may switch it on.
     origins, asked = resolved.origins if resolved else {}, {*(resolved.enabled if resolved else ())}
     if not (file and resolved):
         asked |= {each.name for each in patches if each.default_on and not origins.get(each.name)}
-    return Facts(patches, environ, report, frozenset(asked), live, misspelt, refused)
+    return Facts(patches, environ, report, frozenset(asked), live, refused)
 
 
 def _refusal(found: Resolved, moved: Mapping[str, list[str]], patches: Sequence[Patch]) -> str:
@@ -122,7 +120,6 @@ def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
     row, found = install.row_here(patch), vllm_omni_release()
     return {
         "default_on": patch.default_on,
-        "headline": patch.counters[0].headline if patch.counters else "",
         "counts": patch.counters[0].meaning if patch.counters else "",
         "tested": list(patch.releases),
         "may_be": [each for each, _ in patch.candidates(found.version, on_unlisted)] if found and row is None else [],

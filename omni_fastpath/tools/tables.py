@@ -16,7 +16,7 @@ from typing import Any
 
 from omni_fastpath import config, install
 from omni_fastpath.declare import Fit, Patch, Process, State
-from omni_fastpath.state import API_WORKER, REFRESH_S
+from omni_fastpath.state import API_WORKER
 from omni_fastpath.tools.findings import HERE, SEVERITIES
 
 FOR_OPERATORS = ("What", "Why", "Scope", "Remove when")
@@ -104,11 +104,7 @@ def _answer(serving: _Processes, declared: Mapping[str, Any]) -> str:
         return f"OFF but for {', '.join(asked)}" if asked else "OFF"
     on = sum(state.satisfies_requirement for state in defaults)
     answer = f"ON, {on} of {len(defaults) - idle} default patches applied"
-    answer += f", {idle} not applicable here" if idle else ""
-    for name, (state, records) in found.items():
-        if state is State.APPLIED and (headline := declared.get(name, {}).get("headline")):
-            answer += f"; {_took_effect(records)[1]:,} {headline} (up to {REFRESH_S:g} s ago)"
-    return answer
+    return answer + (f", {idle} not applicable here" if idle else "")
 
 
 def _by_patch(processes: _Processes) -> dict[str, tuple[State, _Processes]]:

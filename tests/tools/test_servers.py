@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("variables", [{"XDG_RUNTIME_DIR": "theirs"}, {"TMPDIR": "relative"}])
 def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path, variables: dict[str, str]) -> None:
-    """A server's state folder, also by a relative ``TMPDIR``, variables and relative YAML path are its own."""
+    """A server's state folder, also by a relative ``TMPDIR``, and variables are its own."""
     for folder in ("theirs", "relative"):
         (tmp_path / folder).mkdir(mode=0o700)
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path / "theirs") if "XDG_RUNTIME_DIR" in variables else ""}
@@ -41,7 +41,6 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path, vari
         server = next(each for each in live_servers() if each.pid == process.pid)
         assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert (server.environ or {})["OMNI_FASTPATH_FLUTE"] == "1"
-        assert server.deploy_config == Path(f"/proc/{process.pid}/cwd/deploy.yaml")
     assert process.pid not in {each.pid for each in live_servers()}
 
 

@@ -92,7 +92,7 @@ PATCH = Patch(
     removed=dict.fromkeys(("order", "floor", "stop_at_first_routable"), _IN_LINE),
     requires=("nonblocking_dequeue",),
     counters=(
-        Counter("items", "raw outputs processed", headline="outputs handled"),
+        Counter("items", "raw outputs processed"),
         Counter("passes", "passes that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the line was empty"),
         Counter("ended_items", "passes that ended on the item budget with more queued"),
