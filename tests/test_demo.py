@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
+from benchmarks import picture
 from benchmarks.ab.capture import Capture, Piece, chat_request
+from benchmarks.demo import __main__ as demo
+from benchmarks.picture import LADDER, points, svg
 from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.overlays import ROOT
 from benchmarks.server import measure, report
@@ -34,7 +37,8 @@ def start(change: Mapping[Figure, float], late_ms: float = 0.1) -> dict[str, Any
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is left out, as it takes seconds."""
     monkeypatch.setattr(Load, "limit", lambda *_: [])
-    monkeypatch.setattr(report, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
+    for each in (report, picture):
+        monkeypatch.setattr(each, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
 
 
 @pytest.mark.parametrize(("starts", "better", "worse"), [(2, 0, 0), (6, 2, 2)])
@@ -129,3 +133,44 @@ def test_pauses_in_text_and_in_audio_are_told_apart() -> None:
     capture = Capture(chat_request("Hello"), 0.0, pieces=pieces, e2e_s=5.0)
     found = figures([capture], 0.6)
     assert (found[Figure.GAP], found[Figure.TEXT_GAP_P99], round(found[Figure.PROCESS_MS])) == (3000.0, 3000.0, 600)
+
+
+@pytest.mark.parametrize(("starts", "late_ms"), [(1, 0.1), (6, 0.1), (6, 7.0)])
+def test_the_demo_ends_with_one_screen(starts: int, late_ms: float) -> None:
+    """It fits a terminal, its sentence is the run's, and verdicts need six starts and engines that kept time."""
+
+    def arm(waits: float) -> list[dict[str, Any]]:
+        of = start({Figure.TEXT_P99: waits}, late_ms)["figures"]["64"]
+        return [{"figures": dict.fromkeys(demo.LOADS, of), "answers": {key: ["a"] for key in demo.LOADS}}] * starts
+
+    found = {"poll": arm(98.0), "event": arm(40.0), "default": arm(2.0)}
+    lines = demo.screen(found, demo.LOADS)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    said = " ".join(lines)
+    assert "takes 9.8 s on stock" in said
+    assert "4.0 s with its event-driven loop" in said
+    assert "0.2 s with the plugin" in said
+    assert ("no verdict" in said) == (starts == 1)
+    assert ("  better" in said) == (starts == 6 and late_ms < 5)
+    assert ("MEASURED THIS MACHINE" in said) == (late_ms > 5)
+
+
+def test_a_point_is_filled_where_it_is_shown_better_and_left_out_where_engines_were_late() -> None:
+    """The verdict is the one against the better stock loop; stock and the limit have none."""
+    arms: dict[str, dict[Figure, float]] = {
+        "poll": {},
+        "event": {Figure.TEXT_P99: 0.5},
+        "default": {Figure.TEXT_P99: 0.1, Figure.RATE: 0.9},
+    }
+    load = {"levels": [8, 64], "kind": "audio", "loop": "closed"}
+    lines = [{"arm": arm, "load": load, **start(change)} for arm, change in arms.items() for _ in range(6)]
+    found = points(lines, "audio", LADDER["audio"])
+    assert found[Figure.TEXT_P99]["default"][64] == (10.0, True)
+    assert not found[Figure.RATE]["default"][64][1]
+    assert found[Figure.TEXT_P99]["limit"][64] == (50.0, False)
+    late = start({}, late_ms=7.0)
+    late["figures"]["8"][Figure.ENGINES_LATE] = 0.1
+    lines.append({"arm": "poll", "load": load, **late})
+    assert set(points(lines, "audio", LADDER["audio"])[Figure.TEXT_P99]["default"]) == {8}
+    assert svg(lines, LADDER).count('class="hollow"') > 0

@@ -37,7 +37,7 @@ def show(found: Found, load: Load, host: Host) -> None:
             ours, least = _median(_values(found[last], level, name)), limit.get(name, math.nan)
             share = f"{ours / least:.2f}" if least and not math.isnan(ours / least) else ""
             spread = f"{widest(values):.2f}" if name not in INSTRUMENT else ""
-            rows.append([name, f"{level:g}", *(_shown(_median(each)) for each in values), _shown(least), share, spread])
+            rows.append([name, f"{level:g}", *(shown(_median(each)) for each in values), shown(least), share, spread])
         rows.append([])
     counts = ", ".join(f"{len(each)} of {arm}" for arm, each in found.items())
     results.show(
@@ -54,7 +54,7 @@ def _show_verdicts(found: Found, load: Load) -> None:
     compared = [(a, b) for b in found if b not in stock for a in stock]
     table: list[list[str]] = []
     for level in load.levels:
-        rows = _judged(load, level, found)
+        rows = judged(load, level, found)
         if not compared or not rows or _unfit(found, level):
             continue
         arms = {arm: [start["figures"] for start in each] for arm, each in found.items()}
@@ -72,7 +72,7 @@ def _show_verdicts(found: Found, load: Load) -> None:
         print(verdict.legend(next(iter(rows.values())), len(rows) - 1, min(map(len, found.values()))))
 
 
-def _judged(load: Load, level: float, found: Found) -> Rows:
+def judged(load: Load, level: float, found: Found) -> Rows:
     """The rows of a level that get a verdict, a family of its own whose first row is the primary one."""
     first = Figure.TEXT if load.kind == "text" else Figure.AUDIO
     names = [first, *(name for name in PARTS_FIGURES if name is not first)]
@@ -91,7 +91,7 @@ def show_parts(found: Found, load: Load, host: Host) -> None:
     for level in load.levels:
         names = [name for name in PARTS_FIGURES if any(_values(found[base], level, name))]
         usual = {name: _values(found[base], level, name) for name in names}
-        rows = [[f"{base}, {len(found[base])} starts", *(_shown(_median(usual[name])) for name in names)]]
+        rows = [[f"{base}, {len(found[base])} starts", *(shown(_median(usual[name])) for name in names)]]
         rows.append(["its starts", *(f"{min(each):.4g} to {max(each):.4g}" for each in usual.values())])
         rows.append([])
         for arm in others:
@@ -121,7 +121,7 @@ def show_capacity(found: Found, load: Load, host: Host) -> None:
     for arm, starts in found.items():
         for start in starts:
             for level, given in sorted(start["figures"].items(), key=lambda each: float(each[0])):
-                dry, audio = _shown(given[Figure.DRY_P99]), _shown(given[Figure.AUDIO_P99])
+                dry, audio = shown(given[Figure.DRY_P99]), shown(given[Figure.AUDIO_P99])
                 print(f"{arm} at {level}: first audio p99 {audio} ms, underrun p99 {dry} ms, {unfit(given) or 'fit'}")
     print(about.line())
 
@@ -139,8 +139,9 @@ def _unfit(found: Found, level: float) -> list[str]:
     return [f"{arm}: {said}" for arm, given in starts if (said := unfit(given))]
 
 
-def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
-    values = (float(start["figures"][f"{level:g}"].get(name, math.nan)) for start in starts)
+def _values(starts: Iterable[Start], level: str | float, name: str) -> list[float]:
+    key = level if isinstance(level, str) else f"{level:g}"
+    values = (float(start["figures"][key].get(name, math.nan)) for start in starts)
     return [value for value in values if not math.isnan(value)]
 
 
@@ -148,9 +149,14 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
     """A number, to three digits or to one."""
     return "-" if math.isnan(value) else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def median_of(starts: Iterable[Start], level: str | float, name: str) -> float:
+    """The median of a figure over starts."""
+    return _median(_values(starts, level, name))
 
 
 def alike(found: Found) -> str:
