@@ -1,149 +1,186 @@
-"""The ladder as a picture: what a user waits for at each number of streams, as SVG.
+"""A ladder of streams, from result files of ``benchmarks.server`` to an SVG.
 
-    python -m benchmarks.picture results/NAME.jsonl ... --out docs/ladder.svg
+    python -m benchmarks.picture NAME... --out docs/ladder.svg
 
-Reads what ``python -m benchmarks.server --resume NAME`` wrote. Beside it ``-cpu.svg``: CPU of the API process a
-request. A point is filled where the verdict against the better of stock's loops is better, and hollow where not; a
-level at which an engine or the client was late has none.
+Each NAME is a file ``results/NAME.jsonl`` of runs with ``--resume NAME`` on one release, of text and audio, of text
+alone, or of both, each level in one file. A point of fastpath is filled where the verdict of that level is better than
+each loop of stock, and hollow where it is not. A level that measured this machine has no point.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from benchmarks.rigs import results
 from benchmarks.rigs.whole_server import judge
+from benchmarks.server.arms import STOCK
 from benchmarks.server.figures import Figure, figures
-from benchmarks.server.load import Load
-from benchmarks.server.measure import unfit
-from benchmarks.server.report import judged
+from benchmarks.server.load import Kind, Load
+from benchmarks.server.measure import Start
+from benchmarks.server.report import judged, median_of, unfit_starts
 
-ARMS = {
-    "poll": "stock, poll loop",
-    "event": "stock, event-driven",
-    "default": "omni-fastpath",
-    "limit": "the GPUs' limit",
+OURS, LIMIT = "default", "limit"
+LINES: Mapping[str, tuple[str, str, str]] = {
+    "poll": ("stock, poll loop", "#d1730f", ""),
+    "event": ("stock, event-driven loop", "#8250df", ""),
+    OURS: ("omni-fastpath", "#1a7f37", ""),
+    LIMIT: ("what the GPUs allow", "#8c959f", "5 4"),
 }
-LADDER = {
-    "audio": (Figure.TEXT_P99, Figure.AUDIO_P99, Figure.DRY_P99, Figure.RATE),
-    "text": (Figure.TEXT_P99, Figure.TEXT_GAP_P99, Figure.RATE),
-}
-CPU = {"audio": (Figure.PROCESS_MS,), "text": (Figure.PROCESS_MS,)}
-TITLES = {"audio": "text and audio", "text": "text alone"}
-WIDE, HIGH, LEFT, TOP, PLOT_W, PLOT_H = 225, 230, 44, 40, 168, 145
-STYLE = """<style>text{font:11px sans-serif;fill:#222}.poll{--c:#b35900}.event{--c:#7b3fb5}.default{--c:#0068c9}
-.limit{--c:#888}path{fill:none;stroke:var(--c);stroke-width:2}.limit path{stroke-dasharray:5 4}
-circle{stroke:var(--c);stroke-width:1.5;fill:var(--c)}circle.hollow{fill:#fff}line{stroke:#ddd}rect{fill:#fff}
-@media(prefers-color-scheme:dark){text{fill:#ddd}line{stroke:#333}rect,circle.hollow{fill:#0d1117}
-.poll{--c:#ff9b45}.event{--c:#c79bff}.default{--c:#58a6ff}}</style>"""
-
-Points = Mapping[str, Mapping[float, tuple[float, bool]]]
-"""By arm and streams: the median, and whether it is shown better."""
+"""Name, colour and dashes of each line."""
+MARKS = {True: "shown better than both of stock's loops, six starts each", False: "not shown better than both"}
+STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#1f2328}.s{font-size:11px;fill:#59636e}.b{font-weight:600}"
+    ".g{stroke:#d1d9e0}.f{fill:#fff}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}.g{stroke:#3d444d}.f{fill:#0d1117}}"
+)
+WIDTH, HEIGHT, LEFT, TOP, GAP_X, GAP_Y, LEGEND = 160, 140, 50, 26, 15, 52, 64
 
 
-def points(lines: Sequence[Mapping[str, Any]], kind: str, names: Sequence[Figure]) -> dict[Figure, Points]:
-    """The points of each figure, from the starts of a closed loop of a kind."""
-    mine = [each for each in lines if each["load"]["kind"] == kind and each["load"]["loop"] == "closed"]
-    found: dict[Figure, dict[str, dict[float, tuple[float, bool]]]] = {
-        name: {arm: {} for arm in ARMS} for name in names
+class Panel(NamedTuple):
+    """One figure of one load, on an axis of milliseconds by powers of ten, or from zero."""
+
+    kind: Kind
+    figure: Figure
+    title: str
+    is_log: bool = True
+
+
+PANELS = (
+    (
+        Panel("audio", Figure.TEXT_P99, "first text, p99"),
+        Panel("audio", Figure.AUDIO_P99, "first audio, p99"),
+        Panel("audio", Figure.DRY_P99, "underrun, p99"),
+        Panel("audio", Figure.RATE, "requests per second", is_log=False),
+    ),
+    (
+        Panel("text", Figure.TEXT_P99, "first text, p99"),
+        Panel("text", Figure.TEXT_GAP_P99, "largest text gap, p99"),
+        Panel("text", Figure.RATE, "requests per second", is_log=False),
+        Panel("audio", Figure.PROCESS_MS, "CPU ms per request", is_log=False),
+    ),
+)
+TITLES: Mapping[Kind, str] = {"audio": "text and audio", "text": "text alone"}
+
+
+class Rung(NamedTuple):
+    """One level of one load: the starts by arm, and which figures are better than each loop of stock."""
+
+    starts: Mapping[str, Sequence[Start]]
+    limit: Mapping[str, float]
+    better: frozenset[str]
+    is_fit: bool
+
+
+def read(names: Sequence[str]) -> dict[Kind, dict[float, Rung]]:
+    """The rungs of the files' loads, by kind and level."""
+    found: dict[Kind, dict[float, dict[str, list[Start]]]] = {}
+    loads: dict[tuple[Kind, float], Load] = {}
+    for line in (line for name in names for line in results.read(name) if line["arm"] in (*STOCK, OURS)):
+        load = Load(**{**line["load"], "levels": tuple(line["load"]["levels"])})
+        for level in load.levels:
+            loads[load.kind, level] = load
+            found.setdefault(load.kind, {}).setdefault(level, {}).setdefault(line["arm"], []).append(line)
+    return {
+        kind: {level: _rung(loads[kind, level], level, arms) for level, arms in sorted(levels.items())}
+        for kind, levels in found.items()
     }
-    for key in sorted({key for each in mine for key in each["figures"]}, key=float):
-        starts = {arm: [each for each in mine if each["arm"] == arm and key in each["figures"]] for arm in ARMS}
-        starts = {arm: each for arm, each in starts.items() if each}
-        if any(unfit(each["figures"][key]) for some in starts.values() for each in some):
-            continue
-        level, load = float(key), Load(**mine[0]["load"])
-        rows, limit = judged(load, level, starts), figures(load.limit(level))
-        of = {arm: [each["figures"] for each in some] for arm, some in starts.items()}
-        for name in names:
-            medians = {arm: statistics.median(each[key][name] for each in some) for arm, some in of.items()}
-            stock = [arm for arm in ("poll", "event") if arm in medians]
-            best = (max if name is Figure.RATE else min)(stock, key=medians.__getitem__, default=None)
-            title = rows[key, name].title if (key, name) in rows else ""
-            said = judge(of[best], of["default"], rows) if best and "default" in of else {}
-            medians["limit"] = limit.get(name, math.nan)
-            for arm, value in medians.items():
-                better = arm == "default" and title in said and said[title].word == "better"
-                if not math.isnan(value):
-                    found[name][arm][level] = value, better
-    return dict(found)
 
 
-def panel(x: float, y: float, title: str, of: Points) -> str:
-    """One panel, its upper left corner at *x* and *y*: streams on a log2 axis, and a log axis upwards."""
-    levels = sorted({level for each in of.values() for level in each})
-    values = [max(1.0, value) for each in of.values() for value, _ in each.values()]
-    if not levels:
-        return ""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values) + 1e-9))
-    high = max(high, low + 1)
-    across = max(1e-9, math.log2(levels[-1] / levels[0]))
-
-    def at(level: float, value: float) -> tuple[float, float]:
-        up = (math.log10(max(1.0, value)) - low) / (high - low)
-        return x + LEFT + PLOT_W * math.log2(level / levels[0]) / across, y + TOP + PLOT_H * (1 - up)
-
-    out = [f'<text x="{x + 8}" y="{y + 22}" font-weight="bold">{title}</text>']
-    for power in range(low, high + 1):
-        _, line = at(levels[0], 10.0**power)
-        out.append(f'<line x1="{x + LEFT}" x2="{x + LEFT + PLOT_W}" y1="{line:.1f}" y2="{line:.1f}"/>')
-        out.append(f'<text x="{x + LEFT - 4}" y="{line + 4:.1f}" text-anchor="end">{10**power:g}</text>')
-    for level in levels:
-        across_at, _ = at(level, 1)
-        out.append(f'<text x="{across_at:.1f}" y="{y + TOP + PLOT_H + 16}" text-anchor="middle">{level:g}</text>')
-    for arm, each in of.items():
-        places = [(*at(level, value), better) for level, (value, better) in each.items()]
-        path = " L".join(f"{px:.1f} {py:.1f}" for px, py, _ in places)
-        dots = (
-            ""
-            if arm == "limit"
-            else "".join(
-                f'<circle class="{"" if better else "hollow"}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"/>'
-                for px, py, better in places
-            )
-        )
-        if places:
-            out.append(f'<g class="{arm}"><path d="M{path}"/>{dots}</g>')
-    return "\n".join(out)
+def _rung(load: Load, level: float, arms: Mapping[str, Sequence[Start]]) -> Rung:
+    rows, better = judged(load, level, arms), set(Figure)
+    given = {arm: [start["figures"] for start in starts] for arm, starts in arms.items()}
+    for stock in STOCK if OURS in arms else ():
+        said = judge(given[stock], given[OURS], rows) if stock in arms else {}
+        better &= {name for (_, name), row in rows.items() if str(said.get(row.title, "")).startswith("better")}
+    return Rung(arms, figures(load.limit(level)), frozenset(better), not unfit_starts(arms, level))
 
 
-def svg(lines: Sequence[Mapping[str, Any]], of: Mapping[str, Sequence[Figure]]) -> str:
-    """A picture: a row of panels for each kind of load, and what the lines are below."""
-    high, out = HIGH * len(of) + 40, []
-    for row, (kind, names) in enumerate(of.items()):
-        out.append(f'<text x="8" y="{HIGH * row + 14}">{TITLES[kind]}, by streams</text>')
-        for column, (name, each) in enumerate(points(lines, kind, names).items()):
-            out.append(panel(WIDE * column, HIGH * row + 10, name, each))
-    for place, (arm, said) in enumerate(ARMS.items()):
-        x = 8 + 165 * place
-        out.append(
-            f'<g class="{arm}"><path d="M{x} {high - 20} h24"/></g><text x="{x + 30}" y="{high - 16}">{said}</text>'
-        )
-    out.append(f'<text x="670" y="{high - 16}">filled point: shown better than stock</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {high}" width="900" height="{high}">'
-    return "\n".join([head, STYLE, f'<rect width="900" height="{high}"/>', *out, "</svg>", ""])
+def draw(found: Mapping[Kind, Mapping[float, Rung]]) -> Iterator[str]:
+    """The lines of the SVG."""
+    width = 4 * (WIDTH + LEFT + GAP_X)
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {LEGEND + 2 * (HEIGHT + TOP + GAP_Y)}">'
+    yield f"<style>{STYLE}</style>"
+    for place, (name, colour, dashes) in enumerate(LINES.values()):
+        x = LEFT + place * 215
+        yield f'<path d="M{x} 14h24" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
+        yield f'<text x="{x + 30}" y="18">{escape(name)}</text>'
+    for place, (filled, said) in enumerate(MARKS.items()):
+        x = LEFT + place * 430
+        yield f'{_mark(x + 12, 36, is_filled=filled)}<text x="{x + 30}" y="40">{said}</text>'
+    for row, panels in enumerate(PANELS):
+        for column, panel in enumerate(panels):
+            at = column * (WIDTH + LEFT + GAP_X) + LEFT, LEGEND + TOP + row * (HEIGHT + TOP + GAP_Y)
+            if rungs := found.get(panel.kind):
+                yield f'<g transform="translate({at[0]} {at[1]})">'
+                yield from _panel(panel, rungs)
+                yield "</g>"
+    yield "</svg>"
+
+
+def _panel(panel: Panel, rungs: Mapping[float, Rung]) -> Iterator[str]:
+    lines: dict[str, dict[float, float]] = {name: {} for name in LINES}
+    for level, rung in rungs.items():
+        for arm, starts in rung.starts.items():
+            lines[arm][level] = median_of(starts, level, panel.figure)
+        if panel.figure in rung.limit:
+            lines[LIMIT][level] = rung.limit[panel.figure]
+    shown = [value for line in lines.values() for value in line.values() if value > 0]
+    low = 10 ** math.floor(math.log10(min(shown))) if panel.is_log else 0.0
+    high = 10 ** math.ceil(math.log10(max(shown))) if panel.is_log else 1.1 * max(shown)
+
+    def x(level: float) -> float:
+        first, last = (math.log2(each) for each in (min(rungs), max(rungs)))
+        return round(WIDTH * (math.log2(level) - first) / ((last - first) or 1), 1)
+
+    def y(value: float) -> float:
+        share = math.log(max(value, low) / low) / math.log(high / low) if panel.is_log else value / high
+        return round(HEIGHT * (1 - share), 1)
+
+    yield f'<text class="b" y="-10">{panel.title}</text><text class="s" y="-24">{TITLES[panel.kind]}</text>'
+    for value in _ticks(low, high, is_log=panel.is_log):
+        yield f'<path class="g" d="M0 {y(value)}h{WIDTH}"/>'
+        label = f"{value:g}" if not panel.is_log else f"{value:g} ms" if value < 1000 else f"{value / 1000:g} s"
+        yield f'<text class="s" x="-4" y="{y(value) + 4}" text-anchor="end">{label}</text>'
+    for level in rungs:
+        yield f'<text class="s" x="{x(level)}" y="{HEIGHT + 16}" text-anchor="middle">{level:g}</text>'
+    yield f'<text class="s" x="{WIDTH / 2}" y="{HEIGHT + 30}" text-anchor="middle">streams</text>'
+    for name, line in lines.items():
+        _, colour, dashes = LINES[name]
+        path = "L".join(f"{x(level)} {y(value)}" for level, value in line.items() if not math.isnan(value))
+        if path:
+            yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
+    for level, value in lines[OURS].items():
+        if rungs[level].is_fit and not math.isnan(value):
+            yield _mark(x(level), y(value), is_filled=panel.figure in rungs[level].better)
+
+
+def _mark(x: float, y: float, *, is_filled: bool) -> str:
+    colour = LINES[OURS][1]
+    filled = f'fill="{colour}"' if is_filled else 'class="f"'
+    return f'<circle cx="{x}" cy="{y}" r="4.5" {filled} stroke="{colour}" stroke-width="2"/>'
+
+
+def _ticks(low: float, high: float, *, is_log: bool) -> list[float]:
+    if is_log:
+        return [10.0**power for power in range(round(math.log10(low)), round(math.log10(high)) + 1)]
+    step = next(each for each in (1, 2, 5, 10, 20, 50, 100, 200) if high / each <= 5)
+    return [step * count for count in range(int(high / step) + 1)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write both pictures."""
+    """Write the picture."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.picture",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.picture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", nargs="+", type=Path, help="files of benchmarks.server --resume")
-    parser.add_argument("--out", type=Path, required=True, help="NAME.svg; NAME-cpu.svg is written beside it")
+    parser.add_argument("names", nargs="+", metavar="NAME")
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)
-    lines = [json.loads(line) for path in options.results for line in path.read_text().splitlines() if line.strip()]
-    if len({json.dumps(each["host"]) + each["load"]["layout"] for each in lines}) > 1:
-        parser.error("the files are of several releases, engines or layouts")
-    options.out.write_text(svg(lines, LADDER))
-    options.out.with_name(f"{options.out.stem}-cpu.svg").write_text(svg(lines, CPU))
+    options.out.write_text("\n".join(draw(read(options.names))) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

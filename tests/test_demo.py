@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,6 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks import picture
 from benchmarks.ab.capture import Capture, Piece, chat_request
 from benchmarks.demo import __main__ as demo
-from benchmarks.picture import LADDER, points, svg
 from benchmarks.rigs import about, results, server_arms, whole_server
 from benchmarks.rigs.overlays import ROOT
 from benchmarks.server import measure, report
@@ -156,21 +156,24 @@ def test_the_demo_ends_with_one_screen(starts: int, late_ms: float) -> None:
     assert ("MEASURED THIS MACHINE" in said) == (late_ms > 5)
 
 
-def test_a_point_is_filled_where_it_is_shown_better_and_left_out_where_engines_were_late() -> None:
-    """The verdict is the one against the better stock loop; stock and the limit have none."""
+def test_a_point_is_filled_where_it_is_shown_better_and_left_out_where_engines_were_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is filled where the verdict against each stock loop is better; a level of late engines has none."""
     arms: dict[str, dict[Figure, float]] = {
         "poll": {},
         "event": {Figure.TEXT_P99: 0.5},
         "default": {Figure.TEXT_P99: 0.1, Figure.RATE: 0.9},
     }
-    load = {"levels": [8, 64], "kind": "audio", "loop": "closed"}
-    lines = [{"arm": arm, "load": load, **start(change)} for arm, change in arms.items() for _ in range(6)]
-    found = points(lines, "audio", LADDER["audio"])
-    assert found[Figure.TEXT_P99]["default"][64] == (10.0, True)
-    assert not found[Figure.RATE]["default"][64][1]
-    assert found[Figure.TEXT_P99]["limit"][64] == (50.0, False)
-    late = start({}, late_ms=7.0)
-    late["figures"]["8"][Figure.ENGINES_LATE] = 0.1
-    lines.append({"arm": "poll", "load": load, **late})
-    assert set(points(lines, "audio", LADDER["audio"])[Figure.TEXT_P99]["default"]) == {8}
-    assert svg(lines, LADDER).count('class="hollow"') > 0
+    load = dataclasses.asdict(Load(levels=(8, 64)))
+    lines = [{"arm": arm, "load": load, **start(change, late_ms=7.0)} for arm, change in arms.items() for _ in range(6)]
+    for line in lines:
+        line["figures"]["8"] = {**line["figures"]["64"], Figure.ENGINES_LATE: 0.1}
+    monkeypatch.setattr(results, "read", lambda _: lines)
+    found = picture.read(["name"])
+    rungs = found["audio"]
+    assert Figure.TEXT_P99 in rungs[8].better
+    assert Figure.RATE not in rungs[8].better
+    assert (rungs[8].is_fit, rungs[64].is_fit) == (True, False)
+    marks = [line for line in picture.draw(found) if "<circle" in line]
+    assert len(marks) == len(picture.MARKS) + 5  # of the legend, and at 8 streams of the panels with audio

@@ -95,7 +95,7 @@ def screen(found: Found, loads: Mapping[str, Load]) -> list[str]:
     if starts < verdict.STARTS:
         few = f"{starts} start{'s' * (starts > 1)} of each"
         lines.append(f"{few} is no verdict; make demo ARGS='--starts {verdict.STARTS}' gives them.")
-    return [*lines, "Next: pip install omni-fastpath; OMNI_FASTPATH=1 vllm serve ... --omni; omni-fastpath status"]
+    return [*lines, "Next: pip install . in your server's environment; OMNI_FASTPATH=1 vllm serve MODEL --omni"]
 
 
 def _better(name: str) -> verdict.Better:

@@ -55,7 +55,7 @@ def _show_verdicts(found: Found, load: Load) -> None:
     table: list[list[str]] = []
     for level in load.levels:
         rows = judged(load, level, found)
-        if not compared or not rows or _unfit(found, level):
+        if not compared or not rows or unfit_starts(found, level):
             continue
         arms = {arm: [start["figures"] for start in each] for arm, each in found.items()}
         verdicts = [judge(arms[a], arms[b], rows) for a, b in compared]
@@ -129,12 +129,13 @@ def show_capacity(found: Found, load: Load, host: Host) -> None:
 def _say(found: Found, load: Load) -> None:
     """Under a table: levels that measured this machine, whether the answers are alike, and where it was."""
     for level in load.levels:
-        if said := _unfit(found, level):
+        if said := unfit_starts(found, level):
             print(f"{level:g} MEASURED THIS MACHINE and is not judged: {'; '.join(said)}.")
     print(alike(found), about.line(), sep="\n")
 
 
-def _unfit(found: Found, level: float) -> list[str]:
+def unfit_starts(found: Found, level: float) -> list[str]:
+    """Why starts of a level measured this machine."""
     starts = [(arm, start["figures"][f"{level:g}"]) for arm, each in found.items() for start in each]
     return [f"{arm}: {said}" for arm, given in starts if (said := unfit(given))]
 
