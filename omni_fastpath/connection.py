@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import Entry
+from omni_fastpath.ledger import PatchState
 
 _WHAT = "following a connection"
 
@@ -44,7 +44,7 @@ class Connection:
         self, app: Any, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
         self.app, self.scope, self.receive, self.send, self.servers = app, scope, receive, send, receive
-        self._followers: dict[str, tuple[Entry, Follower]] = {}
+        self._followers: dict[str, tuple[PatchState, Follower]] = {}
         for entry, begin in _serving():
             with entry.guard(_WHAT):
                 if (follower := begin(self)) is not None:
@@ -75,11 +75,11 @@ class Connection:
 
 Begin = Callable[[Connection], Follower | None]
 
-_follows: dict[str, tuple[Entry, Begin]] = {}
+_follows: dict[str, tuple[PatchState, Begin]] = {}
 _current: ContextVar[Connection | None] = ContextVar("omni_fastpath_connection", default=None)
 
 
-def follow(entry: Entry, begin: Begin) -> None:
+def follow(entry: PatchState, begin: Begin) -> None:
     """Call *begin* at the start of each connection, while the patch serves. None means that it does not follow it."""
     _follows[entry.patch.name] = entry, begin
 
@@ -98,7 +98,7 @@ def follower(name: str) -> Any:
     return None if connection is None else connection.follower(name)
 
 
-def _serving() -> Iterator[tuple[Entry, Begin]]:
+def _serving() -> Iterator[tuple[PatchState, Begin]]:
     """The registered patches that are installed. One that found no use in this server may find one in the next."""
     return (each for each in _follows.values() if each[0].state in (State.APPLIED, State.NOT_APPLICABLE))
 

@@ -55,7 +55,7 @@ class Process(str, enum.Enum):
 class Seam:
     """An upstream name on which a patch relies: a ``Wrap``, ``Replace`` or ``Add``, which is written, or a ``Relies``.
 
-    ``omni_fastpath/functions`` records the fingerprint of each but an ``Add`` on every release that was read. The patch
+    ``omni_fastpath/fingerprints`` has that of each but an ``Add`` on every release that was read. The patch
     is installed only where they match. Every upstream function that a patch calls is declared, as is every class whose
     attributes it reads. A patch's docstring names the attributes that no class declares, under Fragility.
 
@@ -312,7 +312,7 @@ class Patch:
     def wrappers(self) -> str:
         """The module with the functions that the seams name. It is imported when the patch is installed.
 
-        It may have two more functions. ``taken_off()`` releases everything that others wait for. It is called after
+        It may have two more functions. ``step_aside()`` releases everything that others wait for. It is called after
         uninstalling and after a failure, possibly twice, on any thread. ``figures()`` returns the samples of each
         metric by name (``Metric``). It is called on any thread, possibly on two at once.
         """

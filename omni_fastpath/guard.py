@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from omni_fastpath.ledger import Entry
+from omni_fastpath.ledger import PatchState
 
 Wrapper = Callable[[Any, Any, Any, Any], Any]
 """A wrapper for wrapt. Its parameters are upstream's function, its instance, and its arguments."""
@@ -46,7 +46,7 @@ class Call:
             raise
         return self._result
 
-    def meant(self, error: Exception) -> Exception:
+    def on_purpose(self, error: Exception) -> Exception:
         """Mark an error that the wrapper raises on purpose, for upstream's caller. It is not a failure of the patch."""
         self._error = error
         return error
@@ -85,7 +85,7 @@ class AwaitedCall(Call):
         return self._result
 
 
-def guarded(entry: Entry, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
+def guarded(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
     """A wrapper whose own errors do not reach upstream.
 
     An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result or

@@ -27,7 +27,7 @@ from omni_fastpath import seams
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Patch, Process, Row, State, Wrap
 from omni_fastpath.guard import guarded
-from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
+from omni_fastpath.ledger import LEDGER, PatchState, logger, warn_once
 from omni_fastpath.process_role import RefusedError, is_serve
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
@@ -304,7 +304,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
     entry, row = LEDGER.entry(patch), found.row
     written: list[_Written] = []
     try:
-        entry.taken_off = getattr(wrappers, "taken_off", None)
+        entry.step_aside = getattr(wrappers, "step_aside", None)
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
@@ -357,12 +357,12 @@ def look_again() -> None:
                 entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
 
 
-def _put_back(entry: Entry, written: Sequence[_Written]) -> None:
+def _put_back(entry: PatchState, written: Sequence[_Written]) -> None:
     for slot, raw, _ in reversed(written):
         slot.write(raw)
-    if entry.taken_off is not None:
-        entry.taken_off()
-    entry.figures, entry.taken_off, entry.same_as = None, None, ""
+    if entry.step_aside is not None:
+        entry.step_aside()
+    entry.figures, entry.step_aside, entry.same_as = None, None, ""
 
 
 def _write(written: list[_Written], slot: Slot, ours: Any) -> None:

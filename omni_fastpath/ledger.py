@@ -41,7 +41,7 @@ class Guard:
 
     __slots__ = ("_entry", "_what")
 
-    def __init__(self, entry: Entry, what: str) -> None:
+    def __init__(self, entry: PatchState, what: str) -> None:
         self._entry, self._what = entry, what
 
     def __enter__(self) -> None:
@@ -55,7 +55,7 @@ class Guard:
 
 
 @dataclass
-class Entry:
+class PatchState:
     """The state, options and counters of one patch in this process. Its wrappers use it too.
 
     Attributes:
@@ -67,7 +67,7 @@ class Entry:
         remarks: The declaration's remarks about this release.
         same_as: The listed release with the same code as the installed one. Empty if the installed one is listed.
         figures: Returns the samples of its metrics, while it is installed. None if it has no metrics.
-        taken_off: Releases everything that others wait for. It is called when the patch fails or is uninstalled.
+        step_aside: Releases everything that others wait for. It is called when the patch fails or is uninstalled.
     """
 
     patch: Patch
@@ -78,7 +78,7 @@ class Entry:
     remarks: str = ""
     same_as: str = ""
     figures: Callable[[], Mapping[str, Any]] | None = None
-    taken_off: Callable[[], None] | None = None
+    step_aside: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.options = self.patch.options()
@@ -108,8 +108,8 @@ class Entry:
             logger.error("omni-fastpath: %s: %s failed", self.patch.name, what, exc_info=error)
             self.report(State.FAILED, f"{what} failed: {error!r}; from now on only upstream's code runs")
             try:
-                if self.taken_off is not None:
-                    self.taken_off()
+                if self.step_aside is not None:
+                    self.step_aside()
             except Exception:
                 logger.exception("omni-fastpath: %s: releasing failed", self.patch.name)
 
@@ -140,15 +140,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, PatchState] = {}
         self._listeners: list[Listener] = []
 
-    def entry(self, patch: Patch) -> Entry:
+    def entry(self, patch: Patch) -> PatchState:
         """The entry of a patch. It is created on first use."""
         with self._lock:
-            return self._entries.setdefault(patch.name, Entry(patch))
+            return self._entries.setdefault(patch.name, PatchState(patch))
 
-    def named(self, name: str) -> Entry:
+    def named(self, name: str) -> PatchState:
         """The existing entry of a patch.
 
         Raises:
@@ -156,7 +156,7 @@ class Ledger:
         """
         return self._entries[name]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[PatchState]:
         with self._lock:
             return iter(list(self._entries.values()))
 
@@ -213,6 +213,6 @@ LEDGER = Ledger()
 """The ledger of this process."""
 
 
-def runtime(name: str) -> Entry:
+def state_of(name: str) -> PatchState:
     """The entry of a patch, for its wrappers."""
     return LEDGER.named(name)

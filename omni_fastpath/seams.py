@@ -23,8 +23,8 @@ from typing import Any
 
 from omni_fastpath.declare import Add, AnySeam, Relies, Replace, Seam, Wrap
 
-FUNCTIONS = Path(__file__).parent / "functions"
-"""One file per release that was read, written by ``scripts/functions.py``."""
+FINGERPRINTS = Path(__file__).parent / "fingerprints"
+"""One file per release that was read, written by ``scripts/fingerprints.py``."""
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
 """The packages of a release."""
@@ -115,7 +115,7 @@ def recorded(release: str) -> Mapping[str, Sequence[str]]:
 
     A function of vLLM or vLLM-Omni has one. A function of a library has one for each version that was read.
     """
-    files = (FUNCTIONS / "libraries.json", FUNCTIONS / f"{release}.json")
+    files = (FINGERPRINTS / "libraries.json", FINGERPRINTS / f"{release}.json")
     return {path: found for file in files for path, found in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
@@ -143,7 +143,7 @@ def verify(seam: AnySeam, release: str) -> Slot:
 
 
 def as_read(seam: AnySeam, raw: Any) -> str:
-    """What ``functions/`` records of the object in a slot: the fingerprint of its source.
+    """What ``fingerprints/`` records of the object in a slot: the fingerprint of its source.
 
     Of a library's function that is only wrapped it is the parameters, because any version of the library may be
     installed.

@@ -16,7 +16,7 @@ from packaging.version import Version
 from omni_fastpath.config import RULES
 from omni_fastpath.declare import Add, Options, Patch, Wrap
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.seams import FUNCTIONS
+from omni_fastpath.seams import FINGERPRINTS
 from tests.fakes.processes import process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,13 +50,13 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
 def test_what_was_read_is_what_is_named() -> None:
     """Each release's file has exactly what declarations name, and one file has those of libraries."""
     rows = [(release, row) for patch in PATCHES for row in patch.rows for release in row.releases]
-    libraries = json.loads((FUNCTIONS / "libraries.json").read_text())
-    assert {file.stem for file in FUNCTIONS.iterdir()} == {"libraries", *(release for release, _ in rows)}
+    libraries = json.loads((FINGERPRINTS / "libraries.json").read_text())
+    assert {file.stem for file in FINGERPRINTS.iterdir()} == {"libraries", *(release for release, _ in rows)}
     of_all: set[str] = set()
     for release in sorted({release for release, _ in rows}):
         seams = [seam for each, row in rows if each == release for seam in row.seams]
         named = {seam.path for seam in seams if not isinstance(seam, Add)}
-        read = json.loads((FUNCTIONS / f"{release}.json").read_text())
+        read = json.loads((FINGERPRINTS / f"{release}.json").read_text())
         assert read.keys() == {path for path in named if path.startswith(("vllm.", "vllm_omni."))}
         assert all(len(each) == 1 for each in read.values())
         of_all |= named - read.keys()

@@ -16,7 +16,7 @@ from wrapt import BoundFunctionWrapper, FunctionWrapper
 from omni_fastpath import install as installing
 from omni_fastpath.declare import AnySeam, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
-from omni_fastpath.ledger import LEDGER, runtime
+from omni_fastpath.ledger import LEDGER, state_of
 from omni_fastpath.process_role import RefusedError
 from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
@@ -96,7 +96,7 @@ def test_undo_is_exact(upstream: Upstream) -> None:
     """After two installations and an uninstallation every slot has its own object, and added attributes are gone."""
     off: list[str] = []
     upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
-    upstream.wrappers.taken_off = lambda: off.append("off")  # type: ignore[attr-defined]
+    upstream.wrappers.step_aside = lambda: off.append("off")  # type: ignore[attr-defined]
     both = patch("both", RUN, MAKE, CHECK, LISTEN, ADDED)
     before = upstream.slots()
     assert install(both) is install(both) is State.APPLIED
@@ -288,7 +288,7 @@ def test_what_is_installed_stays_with_its_values(upstream: Upstream, caplog: pyt
     for _ in range(2):
         apply(resolved(valued, options={"valued": _Values(size=7)}, off=(D,)), Process.SERVER, (valued, D))
     assert_same_slots(upstream, before)
-    assert (runtime("valued").options.size, states()["d"]) == (1, State.APPLIED)
+    assert (state_of("valued").options.size, states()["d"]) == (1, State.APPLIED)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "omni-fastpath: valued keeps its values _Values(size=1) until the process ends; requested now: _Values(size=7)",
         "omni-fastpath: d stays on, because an installed patch stays until the process ends",

@@ -134,7 +134,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
 # ---- Around a wrapper ----
 
 
-def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entry, Any]:
+def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.PatchState, Any]:
     monkeypatch.setattr(ledger, "LEDGER", Ledger())
     entry = ledger.LEDGER.entry(DRUM)
     return entry, guarded(entry, wrapper, "the wrapper", lambda *_: True)
@@ -157,7 +157,7 @@ def test_upstream_runs_once(where: str, upstream_raises: bool, is_async: bool, m
         if where == "before":
             raise KeyError("ours")
         if where == "meant":
-            raise wrapped.meant(KeyError("meant"))
+            raise wrapped.on_purpose(KeyError("meant"))
         return "ours" if where == "instead" else None
 
     @contextlib.contextmanager
@@ -228,7 +228,7 @@ def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_failed_patch_is_taken_off_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """``taken_off`` is called once after the state was set, and its exception is logged."""
+    """``step_aside`` is called once after the state was set, and its exception is logged."""
     book = ledger.Ledger()
     monkeypatch.setattr(ledger, "LEDGER", book)
     entry, states = book.entry(DRUM), list[State]()
@@ -237,7 +237,7 @@ def test_a_failed_patch_is_taken_off_once(monkeypatch: pytest.MonkeyPatch, caplo
         states.append(entry.state)
         raise KeyError
 
-    entry.taken_off = release
+    entry.step_aside = release
     for _ in range(2):
         entry.fail("beating", ValueError())
     assert states == [State.FAILED]

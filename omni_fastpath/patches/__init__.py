@@ -9,15 +9,15 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
    release: a ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function
    that it writes is a ``Wrap``, ``Replace`` or ``Add`` in a ``Fit``. What it calls, and each class whose attributes it
    reads, is a ``Relies``. None is written that another patch writes. Where requests enter is followed by
-   ``omni_fastpath.connection``. Attributes that no class declares are named under Fragility. ``scripts/functions.py``
+   ``omni_fastpath.connection``. Attributes that no class declares are under Fragility. ``scripts/fingerprints.py``
    records the fingerprints of all on each release. Values are an ``Options`` model, figures are ``Counter``s, and what
    else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the standard library,
    pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
-   ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
+   ``(wrapped, instance, args, kwargs)``. ``state_of("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
    and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach
    upstream. The machinery ensures this for wrappers (``guard.guarded``). Other functions that upstream calls, such as a
-   callback or a method of a subclass, use ``Entry.guard`` or ``Entry.fail``. ``taken_off()``, if the module
+   callback or a method of a subclass, use ``PatchState.guard`` or ``PatchState.fail``. ``step_aside()``, if the module
    has that function, releases everything that others wait for.
 3. This file: the import, and its place in ``PATCHES``, after the patches that it requires.
 4. ``tests/patches/test_NAME.py``: users get the same with the patch and without it. A scenario in

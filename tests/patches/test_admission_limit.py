@@ -192,7 +192,7 @@ class Served:
 
         self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
         arguments = SimpleNamespace(max_num_queued_reqs=limit, max_num_queued_tokens=tokens)
-        wrappers.taken_off()  # of what it was told before
+        wrappers.step_aside()  # of what it was told before
         arguments.log_error_stack = False
         self.state.args, self.state.engine_client = arguments, self.engine
 

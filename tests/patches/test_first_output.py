@@ -194,7 +194,7 @@ def test_which_requests_wait_for_an_output() -> None:
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
     """The time that a request was unread in a TCP socket counts; of any other connection none does."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics.journey import unread_s
+        from omni_fastpath.patches.queue_metrics.first_output import unread_s
 
         listener = socket.create_server(("127.0.0.1", 0))
         with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:

@@ -7,15 +7,15 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from omni_fastpath.guard import AwaitedCall
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .leftovers import KEEP_S, Leftovers
 
 EVERY_S = 2.5
 """How often the thread looks. It waits longer if looking takes long, because it uses the interpreter of the server."""
 
-_runtime = runtime("abandoned_chunks")
-_leftovers = Leftovers(_runtime.counters)
+_patch = state_of("abandoned_chunks")
+_leftovers = Leftovers(_patch.counters)
 _lock, _off = Lock(), Event()
 _thread: Thread | None = None
 
@@ -42,7 +42,7 @@ def _start() -> None:
 def _run() -> None:
     """Remove what ended requests left, until there are none to look for."""
     global _thread  # noqa: PLW0603 - as above
-    with _runtime.guard("removing what ended requests left"):
+    with _patch.guard("removing what ended requests left"):
         took_s = 0.0
         while True:
             _off.wait(max(EVERY_S, 100 * took_s))
@@ -55,7 +55,7 @@ def _run() -> None:
                     return
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """Forget all requests, and let the thread end."""
     _leftovers.forget(float("inf"))
     _off.set()

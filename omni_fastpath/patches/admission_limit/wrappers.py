@@ -10,18 +10,18 @@ from vllm.exceptions import QueueOverflowError
 from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.declare import State
 from omni_fastpath.guard import AwaitedCall, Call
-from omni_fastpath.ledger import runtime, warn_once
+from omni_fastpath.ledger import state_of, warn_once
 
 from .places import Places, Ticket
 
-_runtime = runtime("admission_limit")
-_places = Places(_runtime.counters)
-_answering, _freeing = _runtime.guard("adding Retry-After"), _runtime.guard("freeing places")
+_patch = state_of("admission_limit")
+_places = Places(_patch.counters)
+_answering, _freeing = _patch.guard("adding Retry-After"), _patch.guard("freeing places")
 
 
 def _admits(wanted: int) -> bool:
     """Take places for the connection of the running task. False if there are too few."""
-    client = follower(_runtime.patch.name)
+    client = follower(_patch.patch.name)
     return client is None or _places.take(client.ticket, wanted)
 
 
@@ -41,7 +41,7 @@ def _open(state: Any) -> None:
     if getattr(args, "max_num_queued_tokens", None) is not None:
         warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
     if limit is None:
-        _runtime.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
+        _patch.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
         return
     _places.open(limit, state.engine_client.request_states)
 
@@ -87,7 +87,7 @@ def _begin(connection: Connection) -> Client | None:
     return Client(connection) if counts and _places.limit is not None else None
 
 
-follow(_runtime, _begin)
+follow(_patch, _begin)
 
 
 # ---- The checks ----
@@ -96,7 +96,7 @@ follow(_runtime, _begin)
 def wrapped_check_admission(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> None:
     """Check a request for completions, responses, messages and transcriptions. Upstream's method is empty."""
     if not _admits(args[0] if args else kwargs.get("n", 1)):
-        raise wrapped.meant(QueueOverflowError())
+        raise wrapped.on_purpose(QueueOverflowError())
     wrapped(*args, **kwargs)
 
 
@@ -120,11 +120,11 @@ wrapped_speech_batch = _checked(lambda request: len(request.items))
 async def wrapped_sentence(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """Check a sentence over a web socket before it is prepared. An HTTP request was checked earlier."""
     if not _admits(1):
-        raise wrapped.meant(QueueOverflowError())
+        raise wrapped.on_purpose(QueueOverflowError())
     return await wrapped(*args, **kwargs)
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """Admit every request from now on."""
     _places.of = None
     _places.open(None)

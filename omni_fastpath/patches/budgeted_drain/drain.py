@@ -27,7 +27,7 @@ from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
 
 from omni_fastpath.guard import raised_by_us
 from omni_fastpath.hooks import HOOKS, PassReport
-from omni_fastpath.ledger import Entry, logger
+from omni_fastpath.ledger import PatchState, logger
 
 from .replicas import POLL_WAIT_S, QueuedReplica, Replica, Slot, replica_in
 from .wakeup import Wakeup
@@ -47,24 +47,24 @@ class Drain:
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        runtime: The patch in this process. Its values are read once.
+        patch: The patch in this process. Its values are read once.
     """
 
     running: ClassVar[tuple[Drain, ...]] = ()
     """The running loops of this process. It is replaced and never changed, because other threads read it."""
 
-    def __init__(self, orchestrator: Any, runtime: Entry) -> None:
+    def __init__(self, orchestrator: Any, patch: PatchState) -> None:
         self._orchestrator = orchestrator
-        self._runtime = runtime
-        self._counters = runtime.counters
-        self._max_items = runtime.options.max_items
-        self._max_time_ns = runtime.options.max_time_us * 1000
+        self._patch = patch
+        self._counters = patch.counters
+        self._max_items = patch.options.max_items
+        self._max_time_ns = patch.options.max_time_us * 1000
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
         # What upstream's event-driven loop reports its queued raw outputs to, from 0.30 on.
         has_gauge = orchestrator._event_driven_orch and isinstance(self._monitor, OrchestratorMonitor)
         self._gauge = getattr(self._monitor, "set_dispatch_queue_size", None) if has_gauge else None
-        self._wakeup = Wakeup(runtime.counters)
+        self._wakeup = Wakeup(patch.counters)
         self._line: deque[Replica] = deque()
         self._replicas: dict[Slot, Replica] = {}
         self._polled: list[Replica] = []
@@ -92,13 +92,13 @@ class Drain:
         except Exception as error:
             if not raised_by_us(error):
                 raise
-            self._runtime.fail("the drain", error)
+            self._patch.fail("the drain", error)
             interrupted = error.__context__ if error.__context__ is not outside else None
         finally:
             Drain.running = tuple(loop for loop in Drain.running if loop is not self)
             for replica in self._replicas.values():
                 replica.leave()
-        if self._runtime.has_failed and not self._shutdown.is_set():
+        if self._patch.has_failed and not self._shutdown.is_set():
             await self._step_aside(interrupted)
             await upstreams_loop()
 
@@ -124,7 +124,7 @@ class Drain:
 
     def _is_over(self) -> bool:
         """Whether to take nothing more, because the server shuts down or this patch failed."""
-        return self._shutdown.is_set() or self._runtime.has_failed
+        return self._shutdown.is_set() or self._patch.has_failed
 
     # ---- The line ----
 
@@ -138,7 +138,7 @@ class Drain:
             self._wakeup.wake()
             self._report_backlog()
         except Exception as error:
-            self._runtime.fail("noticing an arrival", error)
+            self._patch.fail("noticing an arrival", error)
 
     def _report_backlog(self) -> None:
         """Report the number of queued raw outputs to upstream's monitor, as its event-driven loop does."""

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .drain import Drain
 
-_runtime = runtime("budgeted_drain")
+_patch = state_of("budgeted_drain")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run this patch's loop in place of either of upstream's loops."""
-    return Drain(instance, _runtime).run(partial(wrapped, *args, **kwargs))
+    return Drain(instance, _patch).run(partial(wrapped, *args, **kwargs))
 
 
 def wrapped_add_client(wrapped: Callable[..., int], _instance: Any, args: Any, kwargs: Any) -> int:

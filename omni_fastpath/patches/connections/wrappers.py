@@ -6,10 +6,10 @@ from typing import Any
 
 from omni_fastpath.connection import Connection, current, lost
 from omni_fastpath.guard import AwaitedCall
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
-_runtime = runtime("connections")
-_counters = _runtime.counters
+_patch = state_of("connections")
+_counters = _patch.counters
 
 
 async def wrapped_app(wrapped: AwaitedCall, app: Any, args: Any, kwargs: Any) -> None:
@@ -33,7 +33,7 @@ async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: 
     await wrapped(*args, **kwargs)
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """After a failure let the patches step aside that require this one. When it is uninstalled, they were before."""
-    if _runtime.has_failed:
-        lost(RuntimeError(_runtime.reason))
+    if _patch.has_failed:
+        lost(RuntimeError(_patch.reason))

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from omni_fastpath.connection import Connection, Follower, follow
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 _COUNTS = re.compile(r".*/((completions|audio/speech)(/batch)?|responses|messages|audio/(generate|trans\w+))")
 """Paths whose requests count. Images and videos do not, because their first output takes long anyway."""
@@ -31,8 +31,8 @@ LEAST_NS = 2_000_000
 PRICE = 2
 """For each unit of time in a pause, outputs get this many, which is two thirds of all time."""
 
-_runtime = runtime("delivery")
-_guard = _runtime.guard("following a request's way in")
+_patch = state_of("delivery")
+_guard = _patch.guard("following a request's way in")
 
 ON_THEIR_WAY: set[OnItsWay] = set()
 """The requests that count now."""
@@ -48,7 +48,7 @@ class OnItsWay(Follower):
         message = await self._receive()
         with _guard:
             if message["type"] == "http.request" and not message.get("more_body"):
-                _runtime.counters["requests"] += 1
+                _patch.counters["requests"] += 1
                 asyncio.get_running_loop().call_later(LONGEST_WAY_S, self.ended)
                 ON_THEIR_WAY.add(self)
         return message
@@ -64,11 +64,11 @@ class OnItsWay(Follower):
 
 def _begin(connection: Connection) -> OnItsWay | None:
     """Follow a connection, if it is a request for text or speech and the option is on."""
-    counts = connection.is_post and _runtime.options.requests_first and _COUNTS.fullmatch(connection.scope["path"])
+    counts = connection.is_post and _patch.options.requests_first and _COUNTS.fullmatch(connection.scope["path"])
     return OnItsWay(connection) if counts else None
 
 
-follow(_runtime, _begin)
+follow(_patch, _begin)
 
 
 class Pause:
@@ -94,4 +94,4 @@ class Pause:
             await asyncio.sleep(TICK_S)
             now_ns = self._clock()
         self._budget_ns, self._ended_ns = budget_ns - (now_ns - began_ns), now_ns
-        _runtime.counters["waits"] += 1
+        _patch.counters["waits"] += 1

@@ -17,7 +17,7 @@ from omni_fastpath import threads
 from omni_fastpath.declare import State
 from omni_fastpath.guard import AwaitedCall
 from omni_fastpath.hooks import HOOKS
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 from omni_fastpath.queues import override
 
 from .incoming import ON_THEIR_WAY, Pause
@@ -33,7 +33,7 @@ BATCH = 8
 """
 
 _ATTRIBUTE = "_omni_fastpath_delivery"
-_runtime = runtime("delivery")
+_patch = state_of("delivery")
 
 
 class Delivery:
@@ -49,8 +49,8 @@ class Delivery:
     """
 
     def __init__(self, queue: Any, *, wakes: bool) -> None:
-        ordered = Deadlines(HOOKS.observer("deadline"), monotonic).of if _runtime.options.by_deadline else _as_arrived
-        self.messages = QueuedMessages(queue._queue, ordered, _runtime.counters)
+        ordered = Deadlines(HOOKS.observer("deadline"), monotonic).of if _patch.options.by_deadline else _as_arrived
+        self.messages = QueuedMessages(queue._queue, ordered, _patch.counters)
         self.pause, self._queue = Pause(), queue
         self._waiter: asyncio.Future[bool] | None = None
         self._left = BATCH  # messages until the next turn of the event loop
@@ -84,7 +84,7 @@ class Delivery:
                 arrived = await waiter  # if it is cancelled, the timer finds the waiter done
                 timer.cancel()
                 self._left = BATCH
-                _runtime.counters["woken"] += arrived
+                _patch.counters["woken"] += arrived
         self.messages.collect()  # and not under the queue's lock, for which the orchestrator would wait
 
     # ---- Called by janus ----
@@ -100,7 +100,7 @@ class Delivery:
             if waiter is not None and not waiter.get_loop().is_closed():
                 waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
         except Exception as error:
-            _runtime.fail("waking the front end", error)
+            _patch.fail("waking the front end", error)
 
     def _take(self) -> Any:
         """Take the message that is due first. If the patch is off, or failed on any thread, leave the queue as it was.
@@ -108,10 +108,10 @@ class Delivery:
         So nothing is overtaken, even if another thread has only begun to set the state.
         """
         try:
-            if _runtime.state is State.APPLIED:
+            if _patch.state is State.APPLIED:
                 return self.messages.take()
         except Exception as error:
-            _runtime.fail("choosing a message", error)
+            _patch.fail("choosing a message", error)
         self.messages.give_back()
         for put_back in self._put_back:
             put_back()
@@ -158,6 +158,6 @@ async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: A
     return await wrapped(*args, **(kwargs if args else {"max_messages": BATCH, **kwargs}))
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """Let nothing wait for requests. A queue returns its messages when the next one is taken."""
     ON_THEIR_WAY.clear()

@@ -12,10 +12,10 @@ from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
 from omni_fastpath.guard import Call
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
-_runtime = runtime("forward_gate")
-_counters = _runtime.counters
+_patch = state_of("forward_gate")
+_counters = _patch.counters
 
 _CFG_COMPANION = "__cfg_"
 """Part of the id of every companion that upstream's input processors make. Its output is bundled with its parent's."""
@@ -33,14 +33,14 @@ def wrapped_ar_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Non
     state, reason = verdict(instance)
     if state is State.APPLIED:
         _gating.add(instance)
-    _runtime.report(state, reason)
+    _patch.report(state, reason)
 
 
 def wrapped_generation_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
     """Make the scheduler, and report that its stage sends nothing to another one."""
     wrapped(*args, **kwargs)
     stage = _stage_name(getattr(instance.vllm_config, "model_config", None))
-    _runtime.report(State.NOT_APPLICABLE, f"{stage} is a generation stage, whose outputs are sent to the client")
+    _patch.report(State.NOT_APPLICABLE, f"{stage} is a generation stage, whose outputs are sent to the client")
 
 
 def verdict(scheduler: Any) -> tuple[State, str]:

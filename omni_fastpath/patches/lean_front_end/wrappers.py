@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from omni_fastpath.guard import Call
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from . import pcm
 from .summary_table import DebugTable, SummaryTable
 
-_runtime = runtime("lean_front_end")
-_counters = _runtime.counters
-_filtering = _runtime.guard("filtering the log")
+_patch = state_of("lean_front_end")
+_counters = _patch.counters
+_filtering = _patch.guard("filtering the log")
 
 
 # ---- The tables of a request's summary ----
@@ -33,7 +33,7 @@ _proven: set[int] = set()
 
 def wrapped_format_table(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> str:
     """The text of a table. With ``summary: line`` it is logged only at DEBUG."""
-    if _runtime.options.summary == "full":
+    if _patch.options.summary == "full":
         return _table(wrapped, *args, **kwargs)
     if _to_debug not in _log.filters:
         _log.addFilter(_to_debug)
@@ -112,7 +112,7 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     return make(data, rate) if np.isfinite(data).all() else None
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """Log tables at INFO again."""
     _log.removeFilter(_to_debug)
     for kept in (_made, _proven, _proven_formats):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
-_runtime = runtime("lean_processing")
-_summing = _runtime.guard("summing latencies")
+_patch = state_of("lean_processing")
+_summing = _patch.guard("summing latencies")
 
 _SAMPLES, _MEAN = "vllm_itls_ms", "vllm_itl_ms"
 """Keys of upstream's record."""
@@ -53,7 +53,7 @@ class Records(dict[str, dict[str, Any]]):
             if name not in self and default.get(_SAMPLES) == []:
                 default[_SAMPLES] = Samples()
         except Exception as error:
-            _runtime.fail("making a record of latencies", error)
+            _patch.fail("making a record of latencies", error)
         return super().setdefault(name, default)
 
     def pop(self, name: str, /, *default: Any) -> Any:

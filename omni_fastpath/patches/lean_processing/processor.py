@@ -9,12 +9,12 @@ from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.outputs import output_processor
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .latencies import Records, Samples
 from .token_ids import LeanState
 
-_runtime = runtime("lean_processing")
+_patch = state_of("lean_processing")
 
 _HAS_COALESCED = "is_coalesced" in OmniEngineCoreOutput.__struct_fields__
 """Whether an entry may represent several steps, whose time is not a latency."""
@@ -37,10 +37,10 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         try:
             record = self._native_text_metrics_by_request.get(req_state.external_req_id)
             given = (req_state, entry, stamp, statistics)
-            if record is not None and not _runtime.has_failed and _is_step(*given, record):
+            if record is not None and not _patch.has_failed and _is_step(*given, record):
                 return _count(*given, record)
         except Exception as error:
-            _runtime.fail("counting a step", error)
+            _patch.fail("counting a step", error)
         return super()._update_stats_from_output(req_state, entry, stamp, statistics)
 
 

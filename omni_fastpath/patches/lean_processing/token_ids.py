@@ -15,9 +15,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDetokenizer, SlowIncrementalDetokenizer
 from vllm_omni.outputs.output_processor import OmniRequestState
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
-_runtime = runtime("lean_processing")
+_patch = state_of("lean_processing")
 
 _SOURCE = "_omni_fastpath_token_ids"
 _OFFSET = "_last_output_text_offset"
@@ -61,7 +61,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
                 _defer(completion, detokenizer)
                 return self._new_request_output(self.external_req_id, [completion], False)
         except Exception as error:
-            _runtime.fail("making an output", error)
+            _patch.fail("making an output", error)
             if (offset := locals().get("offset")) is not None:  # let the detokenizer return the text again
                 setattr(self.detokenizer, _OFFSET, offset)
         return super().make_request_output(new_token_ids, *others, **more)
@@ -78,7 +78,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             and not self.sampling_mask_chunks
             and type(self.detokenizer) in READ
             and not self.logprobs_processor.logprobs
-            and not _runtime.has_failed
+            and not _patch.has_failed
         )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from vllm.v1.engine.output_processor import OutputProcessorOutput
 
 from omni_fastpath.guard import Call, raised_by_us
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .processor import make_lean
 from .unseen import attach, unseen_of
 
-_runtime = runtime("lean_processing")
-_counters = _runtime.counters
+_patch = state_of("lean_processing")
+_counters = _patch.counters
 
 
 def wrapped_orchestrator_made(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
@@ -56,7 +56,7 @@ def _in_turn(
     except Exception as error:
         if not raised_by_us(error):
             raise
-        _runtime.fail("processing a raw output", error)
+        _patch.fail("processing a raw output", error)
     return _joined([*made, wrapped(entries[len(made) :], stamp, statistics)])
 
 

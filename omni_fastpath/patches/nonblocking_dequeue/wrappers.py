@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
-_counters = runtime("nonblocking_dequeue").counters
+_counters = state_of("nonblocking_dequeue").counters
 
 
 def get_output_nowait(self: Any) -> Any:

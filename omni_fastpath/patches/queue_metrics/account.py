@@ -13,8 +13,8 @@ from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from .first_output import SEEN, FirstOutput
 from .histograms import Distribution
-from .journey import SEEN, Journey
 
 End = Callable[[], None] | None
 """Called when upstream's method has returned."""
@@ -24,7 +24,7 @@ _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output
 
 
 @dataclass(slots=True)
-class Replica:
+class ReplicaAccount:
     """One replica of a stage.
 
     Attributes:
@@ -48,11 +48,11 @@ class Account:
         counters: The patch's counters.
     """
 
-    def __init__(self, orchestrator: Any, journeys: Mapping[str, Journey], counters: dict[str, int]) -> None:
+    def __init__(self, orchestrator: Any, journeys: Mapping[str, FirstOutput], counters: dict[str, int]) -> None:
         self.orchestrator = ref(orchestrator)
         self._journeys, self._counters = journeys, counters
-        self._replicas: WeakKeyDictionary[Any, Replica] = WeakKeyDictionary()
-        self._processed: tuple[int, float, Replica] | None = None
+        self._replicas: WeakKeyDictionary[Any, ReplicaAccount] = WeakKeyDictionary()
+        self._processed: tuple[int, float, ReplicaAccount] | None = None
         self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
         self._paused_s = -inf  # when the engine was last seen paused
         self.thread = threading.current_thread()
@@ -91,7 +91,7 @@ class Account:
         last, self._processed = self._processed, None
         return None if last is None or last[0] != stage_id else partial(self._routed, *last[1:])
 
-    def _routed(self, made_s: float, replica: Replica) -> None:
+    def _routed(self, made_s: float, replica: ReplicaAccount) -> None:
         self._counters["observed"] += 1
         if replica.residence is not None:
             replica.residence.observe(monotonic() - made_s)
@@ -135,7 +135,7 @@ class Account:
                     slot = stage_id, pools[stage_id].get_bound_replica_id(request_id)
                     yield slot, min(since_output_s, since_input_s, monotonic() - self._paused_s)
 
-    def _replica(self, stage_id: int, replica_id: int, pool: Any) -> Replica | None:
+    def _replica(self, stage_id: int, replica_id: int, pool: Any) -> ReplicaAccount | None:
         client = next(islice(pool.clients, replica_id, None), None)
         if client is None:
             return None
@@ -143,7 +143,7 @@ class Account:
             here = is_on_this_host(client)
             residence = SEEN.of("residence_seconds", stage=str(stage_id), replica=str(replica_id)) if here else None
             gives = getattr(client, "final_output_type", None) if pool.final_output else None
-            found = self._replicas[client] = Replica(gives, residence)
+            found = self._replicas[client] = ReplicaAccount(gives, residence)
         return found
 
 

@@ -20,16 +20,16 @@ import janus
 from omni_fastpath import queues, threads
 from omni_fastpath.connection import Connection, Follower, follow, follower
 from omni_fastpath.guard import AwaitedCall, Call
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from . import PREFIX
 from .account import Account, End
+from .first_output import OUTPUTS, SEEN, FirstOutput, distributions, unread_s
 from .histograms import Sample
-from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
 
-_runtime = runtime("queue_metrics")
-_counters = _runtime.counters
-_guard = _runtime.guard("observing")
+_patch = state_of("queue_metrics")
+_counters = _patch.counters
+_guard = _patch.guard("observing")
 
 WITHOUT_S = 30.0
 """After this time without an output a request is counted."""
@@ -48,7 +48,7 @@ _front_ends: dict[Any, ref[Any]] = {}
 """The front ends by the threads of their orchestrators."""
 _adapters: list[ref[Any]] = []
 """It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
-_journeys: dict[str, Journey] = {}
+_journeys: dict[str, FirstOutput] = {}
 """By the orchestrator's request id."""
 
 
@@ -98,7 +98,7 @@ class Followed(Follower):
     """A POST request, from the application's first line to its end."""
 
     def __init__(self, connection: Connection) -> None:
-        self.journey = Journey(monotonic() - unread_s(connection.servers))
+        self.journey = FirstOutput(monotonic() - unread_s(connection.servers))
         self._send, connection.send = connection.send, self._observed_send
 
     async def _observed_send(self, message: Any) -> None:
@@ -112,13 +112,13 @@ class Followed(Follower):
         self.journey.request_id = "ended"
 
 
-follow(_runtime, lambda connection: Followed(connection) if connection.is_post else None)
+follow(_patch, lambda connection: Followed(connection) if connection.is_post else None)
 
 
 @_after
 def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
     """Observe the queue of a new request in the front end."""
-    followed, queue = follower(_runtime.patch.name), request.queue
+    followed, queue = follower(_patch.patch.name), request.queue
     if followed is not None and not followed.journey.request_id and isinstance(queue, asyncio.Queue):
         journey = followed.journey
         journey.request_id = request.request_id
@@ -256,7 +256,7 @@ def tasks_in(queue: Any) -> int:
 # ---- The end ----
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """End all observation, and forget all figures."""
     for known in (_journeys, _loops, _accounts, _queues, _front_ends, _adapters, SEEN):
         known.clear()

@@ -22,15 +22,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .fair_queue import SLOW_S, FairQueue, QueuedTask
 from .holds import Holds
 from .payload import own, weigh
 from .unfetched import Unfetched
 
-_runtime = runtime("save_queue_cap")
-_counters = _runtime.counters
+_patch = state_of("save_queue_cap")
+_counters = _patch.counters
 
 PAYLOAD = "multimodal_output"
 """The key of a save task under which its payload is. A clean-up task has none."""
@@ -163,7 +163,7 @@ class SaveQueue:
             if not self.is_aside and threading.get_ident() == self._save_thread:
                 self._between_sends(time.monotonic())
         except Exception as error:
-            _runtime.fail("accounting for a send", error)
+            _patch.fail("accounting for a send", error)
             self.step_aside()
         return bool(self._inbox or self._fair.waiting)
 
@@ -180,7 +180,7 @@ class SaveQueue:
                     if not self.is_aside:
                         return self._take()
         except Exception as error:
-            _runtime.fail("taking a task", error)
+            _patch.fail("taking a task", error)
             self.step_aside()
             before: FairQueue = locals().get("fair", self._fair)
             if before.sending is not None:

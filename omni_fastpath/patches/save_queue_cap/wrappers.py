@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from omni_fastpath.declare import State
 from omni_fastpath.guard import Call
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import state_of
 
 from .holds import Holds, Load
 from .save_queue import SaveQueue
@@ -18,8 +18,8 @@ from .unfetched import Unfetched
 if TYPE_CHECKING:
     from . import SaveQueueOptions
 
-_runtime = runtime("save_queue_cap")
-_counters = _runtime.counters
+_patch = state_of("save_queue_cap")
+_counters = _patch.counters
 
 _ATTRIBUTE = "_omni_fastpath_save_queue"
 _queues: WeakSet[SaveQueue] = WeakSet()
@@ -42,9 +42,9 @@ def _set_up(scheduler: Any) -> None:
 
     reason = not_applicable(scheduler)
     if reason is not None:
-        _runtime.report(State.NOT_APPLICABLE, reason)
+        _patch.report(State.NOT_APPLICABLE, reason)
         return
-    options: SaveQueueOptions = _runtime.options
+    options: SaveQueueOptions = _patch.options
     adapter = scheduler.chunk_transfer_adapter
     unheld = obstacle_to_holds(scheduler)
     if unheld is None and options.max_bytes is None and options.max_tasks is None:
@@ -61,13 +61,13 @@ def _set_up(scheduler: Any) -> None:
     words += [f"no stream is held: {unheld}"] if unheld is not None else []
     words += [] if is_counted else ["unfetched chunks are not counted: the connector is not shared memory"]
     words += ["the model runner's own save queue (synchronous full payloads) is not covered"]
-    _runtime.report(State.APPLIED, "; ".join(words))
+    _patch.report(State.APPLIED, "; ".join(words))
     setattr(scheduler, _ATTRIBUTE, queue)
     # Last, so that the queue stays upstream's if anything fails. Nothing is queued yet, because the scheduler is new.
     adapter._pending_save_reqs = queue
 
 
-def taken_off() -> None:
+def step_aside() -> None:
     """Make every queue send in order of arrival, as upstream's does. No stream is held."""
     for queue in list(_queues):
         queue.step_aside()

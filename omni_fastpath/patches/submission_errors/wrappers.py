@@ -8,11 +8,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from zmq.error import ZMQError
 
 from omni_fastpath.guard import AwaitedCall
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import logger, state_of
 
-_runtime = runtime("submission_errors")
-_counters = _runtime.counters
-_guard = _runtime.guard("failing a request alone")
+_patch = state_of("submission_errors")
+_counters = _patch.counters
+_guard = _patch.guard("failing a request alone")
 
 _NOT_OF_THE_REQUEST = (EngineDeadError, MemoryError, OSError, ZMQError)
 """Errors that are not about the request. The next one would get them too."""
@@ -25,7 +25,7 @@ async def wrapped_submission(wrapped: AwaitedCall, instance: Any, args: Any, kwa
     except _NOT_OF_THE_REQUEST:
         raise
     except Exception as error:
-        if wrapped.raised(error) and not _runtime.has_failed:
+        if wrapped.raised(error) and not _patch.has_failed:
             with _guard:
                 await _fail(instance, args[0] if args else kwargs["msg"], error)
                 return

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Writes ``omni_fastpath/functions/RELEASE.json``: the fingerprint of all that declarations name, as installed here.
+"""Writes ``omni_fastpath/fingerprints/RELEASE.json``: the fingerprint of all that declarations name, as installed here.
 
-    PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/functions.py
+    PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/fingerprints.py
 
 Run it after a change of the seams, once for each release, and for a release that gets a row. Read the bodies that the
 difference shows before you commit it. Functions of other packages go into ``libraries.json``, where each version that
@@ -17,7 +17,7 @@ from omni_fastpath.declare import Add
 from omni_fastpath.install import row_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import FUNCTIONS, UPSTREAM, as_read, find
+from omni_fastpath.seams import FINGERPRINTS, UPSTREAM, as_read, find
 
 
 def written(file: Path, functions: dict[str, list[str]]) -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     if here is None:
         raise SystemExit("vllm-omni is not installed")
     rows = (row_here(patch) for patch in PATCHES)
-    libraries = FUNCTIONS / "libraries.json"
+    libraries = FINGERPRINTS / "libraries.json"
     found: dict[str, list[str]] = {}
     others: dict[str, list[str]] = json.loads(libraries.read_text(encoding="utf-8")) if libraries.exists() else {}
     for seam in (seam for row in rows if row is not None for seam in row.seams if not isinstance(seam, Add)):
@@ -41,7 +41,7 @@ def main() -> None:
             found[seam.path] = [body]
         else:
             others[seam.path] = sorted({body, *others.get(seam.path, [])})
-    written(FUNCTIONS / f"{here.version}.json", found)
+    written(FINGERPRINTS / f"{here.version}.json", found)
     written(libraries, others)
 
 

@@ -81,7 +81,7 @@ class First:
 
 
 @dataclass(slots=True, eq=False)
-class Journey:
+class FirstOutput:
     """One request, from the application's first line to the end of its connection.
 
     Attributes:
