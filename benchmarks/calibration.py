@@ -183,8 +183,9 @@ def measure(row: Row, level: Level, arm: ServerArm) -> tuple[Sequence[Capture], 
             server_arms.prove(server, arm, {"api", "engines"})
             run_closed_loop(server.url, replace(row, tokens=WARM_TOKENS).asked(WARM), WARM)
             before, mine_s = used_s(server), time.process_time()
-            captures = whole_server.checked(run(server.url, requests, *level.loop.values()))
+            captures = run(server.url, requests, *level.loop.values())
             api_s, mine_s = used_s(server) - before, time.process_time() - mine_s
+            whole_server.checked(captures, audio=row.modalities != ["text"])
         late_ms = max(each["late_p99_ms"] for each in kept_time(log).values())
     span_s = _span_s(captures)
     return captures, {"api": api_s / span_s, "client": mine_s / span_s, "late_p99_ms": late_ms}

@@ -90,9 +90,10 @@ def checked(captures: Sequence[Capture], *, audio: bool = False) -> Sequence[Cap
     Raises:
         MeasureError: One was not.
     """
-    bad = [capture for capture in captures if not capture.succeeded or (audio and not capture.audio)]
+    bad = [number for number, each in enumerate(captures) if not each.succeeded or (audio and not each.audio)]
     if bad:
-        raise MeasureError(f"{len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
+        error = captures[bad[0]].error or "no audio"
+        raise MeasureError(f"{len(bad)} of {len(captures)} requests failed, the first, number {bad[0]}, with {error}")
     return captures
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tokenizers
 
 pytest.importorskip("vllm_omni")
 
 from benchmarks.ab.capture import Capture, chat_request, speech_request
 from benchmarks.calibration import MEASURES, devices, rows
 from benchmarks.limit import limit_of
+from benchmarks.rigs import whole_server
+from omni_simulated_device import content
 
 pytestmark = [pytest.mark.upstream]
 
@@ -42,6 +45,13 @@ def test_speech() -> None:
     [found] = limit_of([speech_request("Hello")], "qwen3_tts", "qwen3_tts_v2.yaml", device, streams=1)
     assert times_ms(found)["audio"] == [20 + 11.5, 270 + 11.5, 310 + 11.5]
     assert [len(piece.audio) // 3840 for piece in found.audio_pieces] == [1, 25, 4]
+
+
+@pytest.mark.parametrize("model", ["qwen3_omni", "qwen3_tts"])
+def test_no_code_is_the_end_of_a_text(model: str) -> None:
+    """At the tokenizer's end token vLLM ends a talker too: no codec id may be it."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(whole_server.model_folder(model) / "tokenizer.json"))
+    assert tokenizer.token_to_id("<|im_end|>") >= content.CODEBOOK_SIZE
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -82,7 +82,8 @@ def write_qwen3_omni(folder: Path, config: Mapping[str, Any] | None = None) -> N
 def write_qwen3_tts(folder: Path) -> None:
     """Write a Qwen3-TTS (custom voice) model folder with byte-level text."""
     folder.mkdir(parents=True, exist_ok=True)
-    ids = {token: 256 + index for index, token in enumerate(_SPEECH_SPECIAL)}
+    # Behind all codec ids, as in the published model: vLLM ends a talker at the tokenizer's <|im_end|> too.
+    ids = {token: 3072 + index for index, token in enumerate(_SPEECH_SPECIAL)}
     _write_tokenizer(folder, ids, _SPEECH_SPECIAL, (), {})
     _write(
         folder / "generation_config.json",
