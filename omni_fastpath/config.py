@@ -8,7 +8,7 @@ The environment overrides the YAML, so that settings can be compared without cha
 ``OMNI_FASTPATH=1``
     The YAML's settings if they enable a patch, else the default set.
 ``OMNI_FASTPATH_<PATCH>=1`` or ``0``
-    Enables that patch and the patches that it requires, with the values of the YAML or the defaults, or disables it.
+    Enables that patch and those that it requires or brings, with the YAML's values or the defaults, or disables it.
 ``OMNI_FASTPATH_<PATCH>__<KEY>=V``
     One value of a patch. It enables nothing. ``null`` is accepted if the key accepts it.
 ``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``, ``OMNI_FASTPATH_ON_UNLISTED=same_code`` or ``unsupported``

@@ -55,7 +55,7 @@ class Process(str, enum.Enum):
 class Seam:
     """An upstream name on which a patch relies: a ``Wrap``, ``Replace`` or ``Add``, which is written, or a ``Relies``.
 
-    ``omni_fastpath/fingerprints`` has that of each but an ``Add`` on every release that was read. The patch
+    ``omni_fastpath/fingerprints`` has the fingerprint of each but an ``Add`` on every release that was read. The patch
     is installed only where they match. Every upstream function that a patch calls is declared, as is every class whose
     attributes it reads. A patch's docstring names the attributes that no class declares, under Fragility.
 
@@ -159,7 +159,7 @@ class Fit(Row):
 
 @dataclass(frozen=True)
 class Counter:
-    """A number that shows how often a patch took effect in a process.
+    """A number that shows what a patch did in a process. A patch's first one shows how often it took effect.
 
     Attributes:
         name: Its name in the state file and in ``/metrics``.

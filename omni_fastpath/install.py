@@ -345,7 +345,7 @@ def uninstall(patch: Patch) -> None:
 
 
 def look_again() -> None:
-    """Say it if another package has written a slot of an installed patch since. It raises nothing."""
+    """Report, in the patch's state, that another package has written a slot since it was installed. Raises nothing."""
     with _lock, contextlib.suppress(Exception):
         for entry in [LEDGER.named(name) for name in _installed]:
             since = [(slot.seam, seams.theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]

@@ -29,10 +29,10 @@ def warn_once(message: str) -> None:
 
 
 class Guard:
-    """A context manager for code of a patch. An exception leaves the context and makes the patch step aside.
+    """A context manager for code of a patch. An exception ends the block and makes the patch step aside.
 
-    Call upstream outside of it, so that upstream's exceptions are not caught. If that is not possible,
-    ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
+    It goes no further. Call upstream outside of the block, so that upstream's exceptions are not caught. If that is not
+    possible, ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
 
     Args:
         entry: The patch.
@@ -61,7 +61,7 @@ class PatchState:
     Attributes:
         patch: Its declaration.
         state: Its state.
-        cause: The reason of the state.
+        cause: Why it has that state. ``reason`` is this and the remarks.
         options: Its values, an instance of the declaration's model.
         counters: Its counters by name.
         remarks: The declaration's remarks about this release.

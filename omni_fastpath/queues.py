@@ -1,4 +1,4 @@
-"""Queues of vLLM-Omni in which patches take part."""
+"""Override a method of one of upstream's queues, and put it back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 
 def override(queue: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Override a method of one queue. asyncio and janus document ``_put`` and ``_get`` as the ones to override.
+    """Override a method of one queue by an attribute of that object. Other queues of its class are not changed.
+
+    asyncio and janus document ``_put`` and ``_get`` as methods to override.
 
     Returns:
-        What puts back the method that was there. If it was overridden again since, that does nothing, so *function*
-        must be able to stay.
+        A function that puts back the method that was there. If the method was overridden again since, it does nothing.
+        Then *function* stays in use, so it must be able to.
     """
     before = vars(queue).get(name)
     setattr(queue, name, function)

@@ -1,8 +1,8 @@
 """How the package enters a process, and how the configuration takes effect there.
 
 ``register`` is the entry point of both plugin groups. Most processes that load plugins do not need this package, so
-only the standard library and wrapt are imported until a deploy YAML is read or an engine starts. ``register`` raises
-nothing, because any exception would stop every vLLM process on the machine.
+only the standard library and wrapt are imported until a deploy YAML is read, an engine starts or a server shows that it
+is off. ``register`` raises nothing, because any exception would stop every vLLM process on the machine.
 
 Two functions of upstream's are wrapped in a server. Where a deploy YAML is read, a bad setting refuses the start at
 once. Where an engine is about to spawn its stages, with or without a YAML, the configuration takes effect. Three things
@@ -45,7 +45,7 @@ START = ("vllm_omni.engine.stage_init_utils", "load_omni_transfer_config_for_mod
 """An engine and a headless server call it with their deploy YAML before they spawn stages."""
 
 _IMPORTS_START = "vllm_omni.engine.stage_runtime"
-"""It has that function by name, possibly since before this package came."""
+"""It imports that function by name, maybe before this package can wrap it, so the name here is wrapped too."""
 
 _registration = threading.Lock()
 """Acquired by the first registration, and never released."""
@@ -115,9 +115,8 @@ def _wrap(slot: tuple[str, str], wrapper: Callable[..., Any], module: Any) -> No
             if module.__name__ == slot[0]:
                 _say_it_moved(slot, "it is gone")
             return
-        if (
-            getattr(function, "_self_wrapper", None) is not wrapper
-        ):  # else it was imported from the other module just now
+        # Else it is wrapped already, because it was imported from the other module just now.
+        if getattr(function, "_self_wrapper", None) is not wrapper:
             setattr(module, slot[1], FunctionWrapper(function, wrapper))
     except Exception as error:
         _say_it_moved(slot, repr(error))

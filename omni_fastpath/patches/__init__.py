@@ -9,9 +9,10 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
    release: a ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function
    that it writes is a ``Wrap``, ``Replace`` or ``Add`` in a ``Fit``. What it calls, and each class whose attributes it
    reads, is a ``Relies``. None is written that another patch writes. Where requests enter is followed by
-   ``omni_fastpath.connection``. Attributes that no class declares are under Fragility. ``scripts/fingerprints.py``
-   records the fingerprints of all on each release. Values are an ``Options`` model, figures are ``Counter``s, and what
-   else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the standard library,
+   ``omni_fastpath.connection``. Attributes that no class declares are under Fragility. Every tested release is in one
+   row. ``scripts/fingerprints.py``, run once with each release, records the fingerprints of all. Values are an
+   ``Options`` model. There is at least one ``Counter``, and what else ``/metrics`` shows is a ``Metric``, whose samples
+   come from ``figures()`` of the wrappers. Every process reads this file, so it imports only the standard library,
    pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
    ``(wrapped, instance, args, kwargs)``. ``state_of("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
@@ -25,9 +26,9 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
 5. ``README.md``: a row in the table of patches. ``scripts/pages.py`` writes the tables of
    ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
-``tests/test_declarations.py`` checks the headings of a new patch, the defaults and limits of its values, and that each
-counter exists. ``tests/test_lifecycle.py`` installs it on the real upstream and uninstalls it. ``tests/test_readme.py``
-looks for it in the pages.
+``tests/test_declarations.py`` checks the names of a new patch, its releases, the defaults and limits of its values, and
+that each counter is written. ``tests/tools/test_cli.py`` checks the headings. ``tests/test_lifecycle.py`` installs it
+on the real upstream and uninstalls it. ``tests/test_readme.py`` compares the generated tables.
 
 The states of a patch in one process:
 

@@ -10,7 +10,8 @@ A place in the line is a replica: each put into its queue takes one. A replica t
 for each poll.
 
 After an exception at any line of this patch, upstream's loop replaces this one (``Drain.run``). Before that, what was
-taken is finished from the step that it had reached, and what has a place in the line is dispatched in its order.
+taken is finished from the step that it had reached, and what has a place in the line is dispatched in its order. An
+exception in this patch meanwhile may lose the raw output that it was at, and the log says so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .work import Work
 
 REFRESH_EVERY_NS = 500_000_000
 """Longest time between two looks at upstream's pools, half a second, as in upstream's event-driven loop. An attach
-causes one at once, and so does a replica that is gone. Each raw output is preceded by that check."""
+causes one at once. So does a replica that is gone, as the drain checks before each raw output."""
 
 IDLE_WAIT_S = 0.5
 """Longest sleep without an arrival, as in upstream's event-driven loop. It only paces the monitor's idle note and the
@@ -85,7 +86,7 @@ class Drain:
             upstreams_loop: The loop that this one replaces.
         """
         interrupted: BaseException | None = None
-        outside = sys.exc_info()[1]  # what is handled outside of this call
+        outside = sys.exc_info()[1]  # what the caller is handling, which would be a context too
         Drain.running = (*Drain.running, self)
         try:
             await self._serve()
@@ -202,10 +203,10 @@ class Drain:
         return items
 
     async def _take(self, replica: Replica) -> bool:
-        """Take the next raw output of the first replica in the line, run all of upstream's handling on it.
+        """Take the next raw output of the first replica in the line, and run all of upstream's handling on it.
 
         Returns:
-            Whether there was one.
+            Whether there was one. An exception that was handled counts.
         """
         replica.is_in_line = False
         if replica.is_gone():
@@ -256,7 +257,8 @@ class Drain:
         """Finish what was taken, and dispatch what has a place in the line. The rest is left to upstream's loop.
 
         Args:
-            interrupted: An exception of upstream that was being handled.
+            interrupted: What was being handled when this patch raised its own exception. If it is upstream's, it is
+                raised again, unless it says that an engine died.
         """
         works = [each.work(self._orchestrator, each) for each in self._line if isinstance(each, QueuedReplica)]
         if (in_hand := self._in_hand) is not None:

@@ -29,7 +29,7 @@ class Replica:
 
     Attributes:
         is_in_line: Whether its next poll has a place in the line.
-        work: What is made of a raw output that was taken from it.
+        work: The class of the steps of a raw output that is taken from it.
     """
 
     __slots__ = ("client", "is_in_line", "pool", "slot")

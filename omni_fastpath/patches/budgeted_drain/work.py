@@ -21,8 +21,8 @@ is_diffusion_start: Callable[[Any], bool] = getattr(
     vllm_omni.diffusion.data, "is_diffusion_request_started_output", lambda _output: False
 )
 
-# From 0.32 on. Earlier, the function has another name.
-read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
+# Upstream's reading of a client. It is given a ``Work`` as the client. The first name is that from 0.32 on.
+_read_client = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
 
 
 class Work:
@@ -34,9 +34,9 @@ class Work:
 
     Attributes:
         is_taken: Whether the replica's next raw output was taken.
-        raw: The raw output while it is not processed, if any. It is None if there was nothing to take.
-        made: Upstream's request outputs that are not routed, if any.
-        ended: The ids of requests whose ends upstream has not recorded, if any.
+        raw: A list with the raw output, until it is processed, or with None if there was nothing to take.
+        made: A list with upstream's request outputs, until they are routed.
+        ended: A list with the set of ids of requests that ended, until upstream has recorded it.
     """
 
     __slots__ = ("ended", "is_taken", "made", "orchestrator", "raw", "replica")
@@ -59,12 +59,12 @@ class Work:
         return self.raw[0] is not None
 
     async def get_output_async(self) -> Any:
-        """Return the raw output as a client does, so that upstream's function can read it."""
+        """Return the raw output as a client does, because upstream's function reads from a client."""
         return self.raw[0]
 
     async def read(self) -> bool:
         """Unpack the raw output, and return False if upstream's rule drops it. May be repeated."""
-        if self.raw[0] is not None and await read(self.replica.pool, self) is not None:
+        if self.raw[0] is not None and await _read_client(self.replica.pool, self) is not None:
             return True
         del self.raw[0]
         return False
@@ -77,7 +77,7 @@ class Work:
         return self.made[0]
 
     async def finish(self) -> None:
-        """Do the remaining steps."""
+        """Do the remaining steps, the last ones of what was begun first."""
         while self.made or self.ended or self.raw:
             if self.made:
                 await self.orchestrator._handle_processed_outputs(*self.replica.slot, self.made.pop())

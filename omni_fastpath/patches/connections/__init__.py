@@ -1,7 +1,7 @@
 """Follows a request into the application and to the orchestrator, for the patches that act on it there.
 
 What:
-    Tells the patches that require it of each connection to vLLM-Omni's application: when it begins, when one of its
+    Tells the patches that use it of each connection to vLLM-Omni's application: when it begins, when one of its
     requests is handed to the orchestrator, and when it ends. By itself it changes nothing.
 Why:
     Several patches need these places. An upstream function that is wrapped once costs once, and is put back once.

@@ -34,6 +34,6 @@ async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: 
 
 
 def step_aside() -> None:
-    """After a failure let the patches step aside that require this one. When it is uninstalled, they were before."""
+    """After a failure let all patches that follow requests step aside. They are uninstalled before this one."""
     if _patch.has_failed:
         lost(RuntimeError(_patch.reason))

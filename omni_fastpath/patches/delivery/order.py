@@ -76,7 +76,7 @@ class Deadlines:
         return min(deadline, now + LONGEST_SLACK_S)
 
 
-Of = Callable[[Any], tuple[str | None, float]]
+DeadlineOf = Callable[[Any], tuple[str | None, float]]
 """Gives the request and the deadline of a message that has just arrived."""
 
 
@@ -97,11 +97,12 @@ class QueuedMessages:
             taken, so that nothing overtakes it.
     """
 
-    def __init__(self, arrived: deque[Any], of: Of, counters: dict[str, int]) -> None:
+    def __init__(self, arrived: deque[Any], of: DeadlineOf, counters: dict[str, int]) -> None:
         self.queued: dict[int, Any] = {}
         self.is_open = True
         self._arrived, self._of, self._counters = arrived, of, counters
-        self._due: list[tuple[float, int, str | None]] = []  # a heap; of messages that went before they were due too
+        # A heap. A message that went early, for a later one of its request, keeps its entry until that is first.
+        self._due: list[tuple[float, int, str | None]] = []
         self._requests: dict[str | None, deque[int]] = {}  # the numbers of each request's messages
         self._numbers, self._latest = count(), -1
 

@@ -1,7 +1,8 @@
-"""The wrappers of ``delivery``: upstream's drains, and one object for each janus queue that they drain.
+"""The wrappers of ``delivery``, and ``Delivery``, one object for each janus queue between orchestrator and front end.
 
-It waits, gives the event loop turns, pauses and has the order of the queue. All drains run on the front end's event
-loop.
+The wrapped functions are those with which upstream's front end takes a message, here called its drains. They run on the
+front end's event loop, and have nothing to do with ``budgeted_drain``. ``Delivery`` waits, gives the event loop turns,
+pauses, and gives the queue its order.
 """
 
 from __future__ import annotations
@@ -103,9 +104,10 @@ class Delivery:
             _patch.fail("waking the front end", error)
 
     def _take(self) -> Any:
-        """Take the message that is due first. If the patch is off, or failed on any thread, leave the queue as it was.
+        """Take the message that is due first.
 
-        So nothing is overtaken, even if another thread has only begun to set the state.
+        If the patch is off or has failed, put all messages and the queue's own methods back, and take as janus does.
+        The state is read at each take, so nothing is overtaken any more after a failure on another thread.
         """
         try:
             if _patch.state is State.APPLIED:

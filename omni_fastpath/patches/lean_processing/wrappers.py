@@ -61,7 +61,10 @@ def _in_turn(
 
 
 def _count(processor: Any, unseen: Any, entry: Any, stamp: float | None, statistics: Any, made: list[Any]) -> None:
-    """Handle an entry as upstream does, apart from making an output."""
+    """Handle an entry as upstream does, apart from making an output.
+
+    The last line does all of it, so that an exception of the patch finds the entry either untouched or in ``made``.
+    """
     state = processor.request_states[entry.request_id]
     count, update, tokens = processor._update_stats_from_output, state.detokenizer.update, entry.new_token_ids
     _counters["not_built"] += 1
