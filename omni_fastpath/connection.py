@@ -103,7 +103,11 @@ def _serving() -> Iterator[tuple[PatchState, Begin]]:
     return (each for each in _follows.values() if each[0].state in (State.APPLIED, State.NOT_APPLICABLE))
 
 
-def lost(error: Exception) -> None:
-    """Let the registered patches step aside, because nothing tells them any more when a connection ends."""
+def lost(name: str, error: Exception) -> None:
+    """Let the patches that require *name*, which tells them of each connection, step aside.
+
+    Nothing tells them any more when a connection ends. The others serve in part.
+    """
     for entry, _ in list(_serving()):
-        entry.fail(_WHAT, error)
+        if name in entry.patch.requires:
+            entry.fail(_WHAT, error)

@@ -34,6 +34,6 @@ async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: 
 
 
 def step_aside() -> None:
-    """After a failure let all patches that follow requests step aside. They are uninstalled before this one."""
+    """After a failure let the patches that require this one step aside. They are uninstalled before this one."""
     if _patch.has_failed:
-        lost(RuntimeError(_patch.reason))
+        lost(_patch.patch.name, RuntimeError(_patch.reason))
