@@ -26,6 +26,7 @@ test-more: setup floors ## what `make test` leaves out: other servers, real runn
 	@$(MAKE) --no-print-directory matrix
 
 lint: setup
+	@! git grep -nE "^(<<<<<<<|>>>>>>>) " -- . || (echo "a merge left its marks"; false)
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
