@@ -18,16 +18,20 @@ If a deploy YAML overlays another, its block replaces that of its base, as every
 ``resolve_deploy_yaml``). A ``fastpath`` key below the top level refuses the start.
 
 A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
-is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
+is enabled. Other variables and keys that are probably misspelt (``OMNI_FASTPAHT``, ``fastpaht``) are warned about. The
+variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
 that variable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import importlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,18 +92,15 @@ def unknown(place: str, word: object, known: Iterable[str], *, found: str | None
 
 def short_repr(value: object) -> str:
     """The ``repr`` of a value, shortened for a log line."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # more digits or nested lists than Python can write
-        text = f"<{type(value).__name__} that is too large>"
+    text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
-def close(word: object, known: Iterable[str]) -> list[str]:
-    """The known names with a similar spelling in any case, the nearest first."""
+def close(word: object, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The known names with a similar spelling in any case, the nearest first. ``cutoff`` is difflib's."""
     by_lower = {name.lower(): name for name in known}
     letters = (word if isinstance(word, str) else short_repr(word)).lower()
-    return [by_lower[match] for match in difflib.get_close_matches(letters, list(by_lower))]
+    return [by_lower[match] for match in difflib.get_close_matches(letters, list(by_lower), cutoff=cutoff)]
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
@@ -171,13 +172,13 @@ class Block:
         path: The file.
         value: The value of its ``fastpath`` key, or ``ABSENT``.
         misplaced: Where the key is below the top level, for example ``stages[0].fastpath``. It is refused.
-        files: The file and those on which it builds, if this module has read them.
+        similar: Top-level keys with a similar spelling, if there is no such key.
     """
 
     path: Path
     value: Any
     misplaced: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
+    similar: tuple[str, ...] = ()
 
     def place(self, *keys: object) -> str:
         """The name of a key of this block in messages, on one line."""
@@ -332,7 +333,7 @@ class Resolved:
         on_unsupported: Whether a patch that cannot serve refuses the start.
         on_unlisted: Which releases without a row are served (``Patch.candidates``). None if it is not set.
         source: The deploy YAML. None if there is none.
-        unknown: Warnings, one line each: unknown variables if no patch is enabled.
+        unknown: Warnings, one line each: unknown variables if no patch is enabled, and names like ours.
     """
 
     enabled: Mapping[str, Options]
@@ -355,6 +356,19 @@ class Resolved:
         wire = json.loads(text)
         enabled = {name: _built(declared[name], given) for name, given in wire["enabled"].items()}
         return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
+
+
+def unknown_lines(environ: Mapping[str, str], patches: Sequence[Patch]) -> list[str]:
+    """A message for each unknown ``OMNI_FASTPATH...`` variable that is set."""
+    known = variables(patches)
+    removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
+    removed |= {f"{MASTER}_{name.upper()}": words for patch in patches for name, words in patch.formerly.items()}
+
+    def told(name: str) -> str:
+        words = removed.get(name) or removed.get(name.partition("__")[0])
+        return f"{name}: {words}" if words else str(unknown(name, name, known, found="an unknown variable"))
+
+    return [told(name) for name in set_variables(environ, patches) if name not in known]
 
 
 def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
@@ -381,25 +395,20 @@ def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[P
     settings.settle_requirements()
     on = {name: asked.values for name, asked in settings.asked.items() if asked.on}
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
-    known = variables(patches)
-    removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
-    removed |= {f"{MASTER}_{name.upper()}": words for patch in patches for name, words in patch.formerly.items()}
-
-    def told(name: str) -> str:
-        words = removed.get(name) or removed.get(name.partition("__")[0])
-        return f"{name}: {words}" if words else str(unknown(name, name, known, found="an unknown variable"))
-
-    unknown_variables = [told(name) for name in set_variables(environ, patches) if name not in known]
+    unknown_variables = unknown_lines(environ, patches)
     lines = [*(str(problem) for problem in settings.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
+    similar = [f"{key!r} in {source} has no effect; did you mean {KEY!r}?" for key in (block.similar if block else ())]
+    near = [name for name in environ if not name.startswith(MASTER) and close(name[: len(MASTER)], [MASTER], 0.83)]
+    similar += [f"{name} has no effect, because its name does not begin with {MASTER}" for name in near]
     return Resolved(
         enabled=enabled,
         off={name: asked.reason for name, asked in settings.asked.items() if not asked.on},
         origins={name: asked.origin for name, asked in settings.asked.items()},
         **settings.rules,
         source=source,
-        unknown=tuple(unknown_variables),
+        unknown=(*unknown_variables, *similar),
     )
 
 
@@ -416,44 +425,24 @@ def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: S
 
 
 def read(path: str | Path) -> Block:
-    """The block of a deploy YAML as upstream would read it: that of the first file along ``base_config`` with the key.
-
-    A server has upstream's own result instead (``block_of``).
+    """The block of a deploy YAML as the installed vLLM-Omni reads it, which is imported.
 
     Raises:
-        ConfigError: A file cannot be read, or the chain has a cycle.
+        ConfigError: vLLM-Omni refuses the file, or cannot be imported.
     """
-    files: list[Path] = []
-    merged: dict[Any, Any] = {}
-    current: Path | None = Path(path)
-    while current is not None:
-        data = _load(current)  # first, because the path of a readable file can be resolved
-        if current.resolve() in (each.resolve() for each in files):
-            raise ConfigError(f"{path}: the chain of base_config returns to {current}")
-        files.append(current)
-        merged = {**data, **merged}
-        base = data.get("base_config")
-        if not isinstance(base, str | None):
-            raise refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
-        current = None if base is None else current.parent / base
-    return dataclasses.replace(block_of(path, merged), files=tuple(files))
-
-
-def _load(path: Path) -> Mapping[Any, Any]:
-    from omegaconf import OmegaConf  # noqa: PLC0415 - a server has upstream's result
-
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except Exception as error:  # OmegaConf has its own exceptions
-        raise ConfigError(f"{path}: cannot be read as a deploy YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise refusal(str(path), found=short_repr(data), allowed="a mapping at the top level of a deploy YAML")
-    return data
+        with contextlib.redirect_stdout(sys.stderr):  # vllm logs while it is imported
+            upstream = importlib.import_module("vllm_omni.config.stage_config")
+        upstream.load_deploy_config(path)
+        return block_of(path, upstream.resolve_deploy_yaml(path))
+    except Exception as error:  # of any kind
+        raise ConfigError(f"{path}: vLLM-Omni refuses it: {error}") from error
 
 
 def block_of(path: str | Path, data: Mapping[Any, Any]) -> Block:
     """The block of a deploy YAML's content."""
-    return Block(Path(path), data.get(KEY, ABSENT), tuple(place for place in _places(data) if place != KEY))
+    similar = () if KEY in data else tuple(str(key) for key in data if close(key, [KEY]))
+    return Block(Path(path), data.get(KEY, ABSENT), tuple(place for place in _places(data) if place != KEY), similar)
 
 
 def _places(data: Any, at: str = "") -> Iterator[str]:

@@ -144,15 +144,12 @@ class Fit(Row):
     """The patch is installed on these releases.
 
     Attributes:
-        of_stages: Modules whose seams are installed only in stage processes. The server installs all others. If it is
-            empty, every process of the patch installs all seams.
         of_api_server: Modules that only upstream's API server imports. A server process that is not ``vllm serve`` and
             has not imported them does not install their seams.
         without_api_server: What such a process lacks, for the reason of ``applied``.
     """
 
     state: State = field(default=State.APPLIED, init=False)
-    of_stages: tuple[str, ...] = ()
     of_api_server: tuple[str, ...] = ()
     without_api_server: str = ""
 
@@ -242,8 +239,6 @@ class Patch:
         brings: The names of patches that are switched on with it unless they are off by name. Without them it serves in
             part.
         default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
-        upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
-            server without that option the patch is ``not_applicable``. Empty if there is none.
         metrics: Its metrics besides the counters.
         removed: Former keys of its values, each with the sentence that refuses it.
         formerly: Former patches that it contains now, each with the sentence that refuses it.
@@ -259,7 +254,6 @@ class Patch:
     requires: tuple[str, ...] = ()
     brings: tuple[str, ...] = ()
     default_on: bool = True
-    upstream_option: str = ""
     metrics: tuple[Metric, ...] = ()
     removed: Mapping[str, str] = field(default_factory=dict)
     formerly: Mapping[str, str] = field(default_factory=dict)
@@ -284,15 +278,10 @@ class Patch:
         found = _version(release)
         return next(((each, row) for version, each, row in self._known() if version == found), None)
 
-    def nearest_first(self, release: str) -> list[tuple[str, Row]]:
-        """All listed releases with their rows: those up to this release, the newest first, then the later ones."""
-        target = Version((_version(release) or Version("0")).base_version)
-        older = [(each, row) for version, each, row in self._known() if version <= target]
-        newer = [(each, row) for version, each, row in self._known() if version > target]
-        return [*reversed(older), *newer]
-
     def candidates(self, release: str, on_unlisted: str | None) -> list[tuple[str, Row]]:
         """The rows that may serve an unlisted release, each with the release whose code it must have.
+
+        Those up to this release are first, the newest first, then the later ones.
 
         Args:
             release: The version from its metadata.
@@ -303,7 +292,10 @@ class Patch:
         is_build = bare in [version for version, _, _ in self._known()]
         if on_unlisted != "same_code" and (on_unlisted or not is_build):
             return []
-        return [(each, row) for each, row in self.nearest_first(release) if row.seams or _version(each) == bare]
+        known = [entry for entry in self._known() if entry[2].seams or entry[0] == bare]
+        target = Version((_version(release) or Version("0")).base_version)
+        older = [(each, row) for version, each, row in known if version <= target]
+        return [*reversed(older), *((each, row) for version, each, row in known if version > target)]
 
     def _known(self) -> list[tuple[Version, str, Row]]:
         return [(Version(release), release, row) for row in self.rows for release in row.releases]

@@ -15,7 +15,6 @@ they document. An error of a patch becomes its state in the ledger.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 import threading
@@ -88,10 +87,7 @@ def seams_in(row: Row, process: Process | None) -> tuple[AnySeam, ...]:
     if process is None or not isinstance(row, Fit):
         return row.seams
     has_api_server = is_serve(sys.argv) or all(module in sys.modules for module in row.of_api_server)
-    left_out = set() if process is not Process.SERVER or has_api_server else {*row.of_api_server}
-    if row.of_stages:
-        of_others = {seam.module for seam in row.seams} - {*row.of_stages}
-        left_out |= of_others if process is Process.STAGE else {*row.of_stages}
+    left_out = () if process is not Process.SERVER or has_api_server else row.of_api_server
     return tuple(seam for seam in row.seams if seam.module not in left_out)
 
 
@@ -130,36 +126,23 @@ def unlisted(patch: Patch) -> str:
 
 
 def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
-    """The differences between the installed vLLM-Omni and the declaration. Empty if there are none.
+    """How the installed vLLM-Omni first differs from the declaration. Empty if it does not.
 
     This imports the modules that the patch's seams name and, if all seams match, the patch's wrappers.
     """
-    listed = _listed_here(patch)
-    moved = problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
-    return moved or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
+    try:
+        _verified(patch, None, on_unlisted)
+    except SeamMovedError as error:
+        return [str(error)]
+    except Exception as error:  # importing an upstream module may raise anything
+        return [f"it cannot be verified: {error!r}"]
+    return []
 
 
 def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) -> tuple[Found, ModuleType | None]:
     """The row, and the wrappers if it is a ``Fit``. Raises the exceptions of ``find_row`` and ``import_wrappers``."""
     found = find_row(patch, process, on_unlisted)
     return found, import_wrappers(patch) if isinstance(found.row, Fit) else None
-
-
-def problems(seams: Sequence[AnySeam], release: str) -> list[str]:
-    """The differences between the installed functions and those of a release, at most one per seam."""
-    found = (_raised(f"{seam.path}: it cannot be verified", functools.partial(verify, seam, release)) for seam in seams)
-    return [problem for each in found for problem in each]
-
-
-def _raised(what: str, verification: Callable[[], object]) -> list[str]:
-    """The message of an exception of a verification. Empty if there was none."""
-    try:
-        verification()
-    except SeamMovedError as error:
-        return [str(error)]
-    except Exception as error:  # importing an upstream module may raise anything
-        return [f"{what}: {error!r}"]
-    return []
 
 
 def import_wrappers(patch: Patch) -> ModuleType:
@@ -253,18 +236,12 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
             continue
         if entry.state.is_trouble:
             trouble.append(f"{patch.name} is {entry.state.value}: {entry.reason}")
-        elif moved := _problems_in_stages(resolved, patch, process):
-            trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(moved)}")
+        elif process not in patch.processes and Process.STAGE in patch.processes:
+            # A stage would find it too, but cannot refuse the start.
+            moved = verify_patch(patch, resolved.on_unlisted)
+            trouble += [f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {each}" for each in moved]
     if trouble:
         raise RefusedError(f"fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
-
-
-def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> list[str]:
-    """The problems that a stage would find. They are found here, because a stage cannot refuse the start."""
-    is_all_here = process in patch.processes and not any(fit.of_stages for fit in patch.fits)
-    if process is Process.STAGE or Process.STAGE not in patch.processes or is_all_here:
-        return []
-    return verify_patch(patch, resolved.on_unlisted)
 
 
 # ---- One patch ----

@@ -26,7 +26,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_fastpath import process_role
@@ -135,10 +135,8 @@ def _is_there(module: str) -> bool:
     """Whether a module is installed. Neither it nor its packages are imported."""
     top, *names = module.split(".")
     spec = importlib.util.find_spec(top)
-    for name in names:
-        path = None if spec is None else spec.submodule_search_locations
-        spec = None if path is None else PathFinder.find_spec(name, list(path))
-    return spec is not None
+    places = spec.submodule_search_locations if spec is not None else None
+    return any(Path(place, *names).with_suffix(".py").is_file() for place in places or ())
 
 
 def start_problems() -> list[str]:

@@ -281,3 +281,17 @@ def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str) 
         assert line.startswith(f"{name}: found an unknown variable (did you mean {nearest!r}?); allowed: OMNI_")
     assert refused({"pipe": True}, environ=environ) == line
     assert refused(environ={**environ, "OMNI_FASTPATH": "1"}) == line
+
+
+def test_a_misspelt_name_that_would_have_no_effect_is_a_warning() -> None:
+    """A key or variable whose name is close to ours never refuses a start, but is told. Others are not."""
+    environ = {"OMNI_FASTPAHT_PIPE": "1", "omni_fastpath": "0", "OMNI_PATH": "1", "PATH": "/bin"}
+    found = resolve(
+        config.block_of("a.yaml", {"stages": [], "omni_fastpath": True, "async_chunk": 1}), environ, MADE_UP
+    )
+    assert [line.partition(" has no effect")[0] for line in found.unknown] == [
+        "'omni_fastpath' in a.yaml",
+        "OMNI_FASTPAHT_PIPE",
+        "omni_fastpath",
+    ]
+    assert resolve(config.block_of("a.yaml", {"fastpath": True, "fast_path": 1}), {}, MADE_UP).unknown == ()

@@ -14,7 +14,7 @@ from pydantic import Field
 from wrapt import BoundFunctionWrapper, FunctionWrapper
 
 from omni_fastpath import install as installing
-from omni_fastpath.declare import AnySeam, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Fit, Options, Patch, Process, Relies, Replace, Row, State
 from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, state_of
 from omni_fastpath.process_role import RefusedError
@@ -29,7 +29,6 @@ from tests.fakes.upstream import (
     RUN,
     TESTED,
     Upstream,
-    load,
     passes,
     patch,
     resolved,
@@ -110,12 +109,11 @@ def test_undo_is_exact(upstream: Upstream) -> None:
 # ---- All or nothing ----
 
 
-@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Relies(MODULE, "nothing")), 2)])
-def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...], count: int) -> None:
-    """One changed seam leaves every slot unchanged, and a verification names each changed seam."""
-    moved = patch("moved", *seams)
-    reason, problems = refused(upstream, moved, State.UNSUPPORTED), verify_patch(moved)
-    assert (reason, len(problems)) == (f"a seam has changed: {problems[0]}", count)
+def test_nothing_is_written_when_a_seam_moved(upstream: Upstream) -> None:
+    """One changed seam leaves every slot unchanged, and a verification names it."""
+    moved = patch("moved", RUN, MAKE, MOVED)
+    [problem] = verify_patch(moved)
+    assert refused(upstream, moved, State.UNSUPPORTED) == f"a seam has changed: {problem}"
 
 
 class _Copies(type):
@@ -156,7 +154,7 @@ def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: 
     monkeypatch.setattr("omni_fastpath.seams.importlib.import_module", lambda name: 1 / 0)
     broken = patch("broken", RUN)
     assert "division by zero" in refused(upstream, broken, State.FAILED)
-    assert verify_patch(broken) == [f"{RUN.path}: it cannot be verified: ZeroDivisionError('division by zero')"]
+    assert verify_patch(broken) == ["it cannot be verified: ZeroDivisionError('division by zero')"]
 
 
 # ---- Adding ----
@@ -395,38 +393,15 @@ def test_a_row_without_an_install_says_what_a_patch_is(upstream: Upstream, state
 # ---- Server and stages ----
 
 
-def _two_sided(upstream: Upstream, folder: Path) -> tuple[Patch, Any]:
-    """A patch with a slot in the server and one in the stages, and the stages' module."""
-    stages: Any = load(folder, "def save(task):\n    return task\n", "made_up_stages")
-    upstream.module_is(stages)
-    save = Wrap(stages.__name__, "save", wrapper="passes")
-    upstream.read(save.path, fingerprint(stages.save))
-    row = Fit(releases=(TESTED,), seams=(LISTEN, save), of_stages=(stages.__name__,))
-    return patch("both", rows=(row,), processes=frozenset({Process.SERVER, Process.STAGE})), stages
-
-
-@pytest.mark.parametrize("process", [Process.SERVER, Process.STAGE, None])
-def test_a_process_has_its_own_slots_alone(upstream: Upstream, tmp_path: Path, process: Process | None) -> None:
-    """A patch for servers and stages writes only the slots of this kind of process, or all if none is given."""
-    both, stages = _two_sided(upstream, tmp_path)
-    own, before = upstream.module.listen, stages.save
-    install(both, process)
-    written = (upstream.module.listen is not own, stages.save is not before)
-    assert written == (process is not Process.STAGE, process is not Process.SERVER)
-
-
-def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream, tmp_path: Path) -> None:
+def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream) -> None:
     """Under ``fail`` a server verifies the stages' seams too, because a stage cannot refuse a start."""
-    both, stages = _two_sided(upstream, tmp_path)
-    stage_only = patch("theirs", MOVED, processes=frozenset({Process.STAGE}))
+    stages = frozenset({Process.STAGE})
     row = Row(releases=(TESTED,), state=State.SUPERSEDED, note="upstream's own")
-    superseded = patch("superseded", rows=(row,), processes=frozenset({Process.STAGE}))
-    apply(resolved(both, superseded, on_unsupported="fail"), Process.SERVER, (both, superseded))
-    del stages.save
-    for each, what in ((both, "made_up_stages:save"), (stage_only, "made_up_upstream:Loop.gone")):
-        with pytest.raises(RefusedError, match=f"{each.name} is unsupported: in the stages: {what}"):
-            apply(resolved(each, on_unsupported="fail"), Process.SERVER, (each,))
-    assert states()["both"] is State.APPLIED
+    fine = (patch("same", RUN, processes=stages), patch("superseded", rows=(row,), processes=stages))
+    apply(resolved(*fine, on_unsupported="fail"), Process.SERVER, fine)
+    theirs = patch("theirs", MOVED, processes=stages)
+    with pytest.raises(RefusedError, match=r"theirs is unsupported: in the stages: made_up_upstream:Loop\.gone"):
+        apply(resolved(theirs, on_unsupported="fail"), Process.SERVER, (theirs,))
 
 
 def test_a_copy_and_earlier_references_are_written_too(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_plain_vllm_is_plain() -> None:
 def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
     """Without a block or with one that is off, the file is read as stock reads it and nothing else changes.
 
-    vLLM's loaders register twice, and the reader is wrapped once. A misspelt variable is one warning.
+    vLLM's loaders register twice, and the reader is wrapped once. A misspelt variable or key is one warning.
     """
     os.environ["OMNI_FASTPATH_BUDGETED_DRIAN"] = "1"
     messages = log()
@@ -113,12 +113,13 @@ def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
     register()
     assert is_ours(raw(READER))
     assert not is_ours(raw(READER).__wrapped__)
-    for file in (yaml(tmp_path, "a.yaml"), yaml(tmp_path, "b.yaml", fastpath=False)):
+    for file in (yaml(tmp_path, "a.yaml", fastpaht=True), yaml(tmp_path, "b.yaml", fastpath=False)):
         assert read(file) == stock(file)
         assert engine(file) == []
     assert engine(None) == []
     assert headless(None) is None
-    assert ["did you mean 'OMNI_FASTPATH_BUDGETED_DRAIN'?" in message for message in messages] == [True]
+    meant = ("OMNI_FASTPATH_BUDGETED_DRAIN", "fastpath")
+    assert [f"did you mean {name!r}?" in message for name, message in zip(meant, messages, strict=True)] == [True] * 2
     assert (ours(), states(), state_files()) == (NOTHING, {}, [])
     assert HANDOFF not in os.environ
     assert "pluggy" not in {name for name in sys.modules if name.startswith("omni_fastpath.hooks")}

@@ -66,8 +66,8 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
         _prove_there(server, arm, expected, found)
         return found
     problems = [f"{role} has no state file" for role in sorted(set(expected) - found.keys())]
-    # Each stage's patch serves in some pipelines only, and a patch with an upstream option only where that is set.
-    sure = [patch for patch in PATCHES if Process.SERVER in patch.processes and not patch.upstream_option]
+    # Each stage's patch serves in some pipelines only, and `admission_limit` only with --max-num-queued-reqs.
+    sure = [each for each in PATCHES if Process.SERVER in each.processes and each.name != "admission_limit"]
     named = arm.enabled & {patch.name for patch in sure if not has_no_use(patch)}
     problems += states.check(list(found.values()), arm.enabled, named)
     if problems:

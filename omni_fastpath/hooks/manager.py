@@ -1,7 +1,7 @@
 """Find and call hook plugins. A plugin that raises is reported once and switched off.
 
 This includes ``SystemExit`` and ``CancelledError``, because a hook is called between two outputs and must not end a
-server. A hook that would have to be awaited or iterated is switched off too. Only Ctrl-C is passed on.
+server. Only Ctrl-C is passed on. A plugin with a hook that would have to be awaited or iterated is refused.
 
 If no plugin implements a hook, callers get None, so that pluggy is not called.
 """
@@ -9,9 +9,10 @@ If no plugin implements a hook, callers get None, so that pluggy is not called.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pluggy
@@ -48,7 +49,7 @@ class HookManager:
 
         Raises:
             ValueError: It is registered already, implements no hook, or implements one as a wrapper, which could not be
-                switched off.
+                switched off, or as a coroutine function or generator.
             pluggy.PluginValidationError: It implements an unknown hook or one with other parameters.
         """
         if self._pluggy.is_registered(plugin):
@@ -84,9 +85,10 @@ class HookManager:
 
     def _guard(self, hook: str, implementation: pluggy.HookImpl) -> None:
         """Replace a plugin's function by one that switches the plugin off after an exception."""
-        if implementation.hookwrapper or implementation.wrapper:
-            raise ValueError(f"{implementation.plugin_name}: {hook} is a hook wrapper, which is not accepted")
         function, plugin, name = implementation.function, implementation.plugin, implementation.plugin_name
+        unusual = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+        if implementation.hookwrapper or implementation.wrapper or any(is_one(function) for is_one in unusual):
+            raise ValueError(f"{name}: {hook} is a hook wrapper, coroutine function or generator, which is refused")
 
         @functools.wraps(function)
         def guarded(*args: Any) -> Any:
@@ -113,17 +115,10 @@ def _checked(hook: str, answer: Any) -> Any:
     """The answer in its hook's type.
 
     Raises:
-        TypeError: It has another type, or must be awaited or iterated.
+        TypeError: It has another type.
         ValueError: It is a deadline that is not finite.
     """
-    if answer is None:
-        return None
-    if isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
-        close = getattr(answer, "close", None)  # else Python warns that it was never awaited
-        if callable(close):
-            close()
-        raise TypeError(f"returned a {type(answer).__name__}, but a hook is neither awaited nor iterated")
-    if hook != "deadline":
+    if answer is None or hook != "deadline":
         return answer
     if not math.isfinite(answer):
         raise ValueError(f"returned {answer!r}, but a deadline is a finite number of seconds")

@@ -127,11 +127,8 @@ def _width() -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(PATCHES, arguments.deploy_config, verify=arguments.verify, deep=False)
-    _print(
-        [json.dumps(report, indent=2)]
-        if arguments.json
-        else _wrapped(tables.status(report, _width(), every=arguments.all))
-    )
+    lines = _wrapped(tables.status(report, _width(), every=arguments.all))
+    _print([json.dumps(report, indent=2)] if arguments.json else lines)
     return _code(report, "error") or (TROUBLE if arguments.check and not is_on(report) else FINE)
 
 
@@ -139,7 +136,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         print("Checking the installation and its running servers, for some seconds ...", file=sys.stderr)  # noqa: T201
     report = status_report(PATCHES, arguments.deploy_config, verify=False, deep=True)
-    report["issue"] = "\n".join(tables.issue(report))
     _print([json.dumps(report, indent=2)] if arguments.json else _wrapped(tables.doctor(report)))
     return _code(report, "error", "warning")
 
@@ -172,7 +168,6 @@ def _overlay(arguments: argparse.Namespace) -> int:
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
-    overlay.refuse_as_upstream(base)
     if output is None:
         _write_as(sys.stdout, encoding="utf-8")  # the encoding of a YAML, whatever the locale
         _print([text.rstrip()])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omni_fastpath import config
 from omni_fastpath.declare import Patch, State
-from omni_fastpath.process_role import MASTER, ON_UNLISTED, master_off
+from omni_fastpath.process_role import ON_UNLISTED, master_off
 from omni_fastpath.tools import entrypoint
 
 if TYPE_CHECKING:
@@ -120,14 +120,6 @@ def seam_moved(facts: Facts) -> Iterator[Finding]:
             yield Finding("error", HERE, f"{name}: {'; '.join(moved)}", do)
 
 
-def entry_point_missing(facts: Facts) -> Iterator[Finding]:
-    """The package can be imported but is not installed, so vLLM never loads it."""
-    if not facts.report["installation"]["entry_points"]:
-        what = "this environment has no entry point of omni-fastpath, so vllm never loads it"
-        do = "Install omni-fastpath (its wheel, or `pip install .` in a clone) in the server's environment."
-        yield Finding("error", HERE, what, do)
-
-
 def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
     """An allow-list without this plugin. Servers with it run as stock, which may be intended."""
     do = f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it, unless stock is intended."
@@ -142,15 +134,11 @@ def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
 
 
 def variable_unknown(facts: Facts) -> Iterator[Finding]:
-    """A variable that is misspelt, or that another version has."""
-    known = config.variables(facts.patches)
+    """A variable that is misspelt, or that another version has. Under ``OMNI_FASTPATH=0`` none is read."""
     for subject, environ in _shell_and_servers(facts):
-        ours = set(config.set_variables(environ, facts.patches)).difference(known)
-        # Under OMNI_FASTPATH=0 no other variable is read.
-        for name in sorted(ours) if not master_off(environ) else ():
-            likely = config.nearest(name, known) or MASTER
-            what = f"unknown variable {name}; did you mean {likely!r}? A server with a patch on refuses it"
-            yield Finding("warning", subject, what, f"Rename it to {likely}, or unset it.")
+        for line in config.unknown_lines(environ, facts.patches) if not master_off(environ) else ():
+            do = "Rename or unset it. A server with a patch on refuses it."
+            yield Finding("warning", subject, line.partition("; allowed:")[0], do)
 
 
 def _shell_and_servers(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -220,7 +208,7 @@ def _late(bounds: Sequence[float], samples: Sequence[Mapping[str, Any]]) -> floa
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    *(start_refused, upstream_missing, patch_unsupported, seam_moved, entry_point_missing, plugins_leave_us_out),
+    *(start_refused, upstream_missing, patch_unsupported, seam_moved, plugins_leave_us_out),
     *(variable_unknown, patch_not_serving, api_process_full, advice),
 )
 """Their ids are their names with hyphens."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import yaml
 
 from omni_fastpath import config
-from omni_fastpath.config import KEY, Block, ConfigError, read, refusal, resolve, short_repr
+from omni_fastpath.config import KEY, Block, ConfigError, refusal, resolve, short_repr
 from omni_fastpath.declare import Patch
 from omni_fastpath.process_role import MASTER
 
@@ -43,23 +40,6 @@ def find(name_or_path: str) -> Path:
         return known[name].absolute()
     hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
-
-
-def refuse_as_upstream(path: Path) -> None:
-    """Refuse a deploy YAML that the installed vLLM-Omni refuses. Nothing is checked if it cannot be imported.
-
-    Raises:
-        ConfigError: With its message.
-    """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # vllm logs while it is imported
-            load = importlib.import_module("vllm_omni.config.stage_config").load_deploy_config
-    except Exception:  # it is not installed, or raises anything
-        return
-    try:
-        load(path)
-    except Exception as error:
-        raise ConfigError(f"{path}: vLLM-Omni refuses it: {error}") from error
 
 
 def block_value(base: Block, sets: Sequence[str], patches: Sequence[Patch]) -> Any:
@@ -101,13 +81,12 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
         output: The file to be written. If it is beside its base, it names the base by a relative path.
 
     Raises:
-        ConfigError: The base cannot be read, the overlay would overwrite one of its bases, or a server would refuse the
-            result.
+        ConfigError: The base cannot be read, the overlay would overwrite it, or a server would refuse the result.
         UnicodeError: The name of the base is not UTF-8.
     """
-    block = read(base)
-    if output is not None and output.resolve() in {file.resolve() for file in block.files}:
-        raise refusal("--output", found=short_repr(str(output)), allowed="a file that is not a base of the overlay")
+    block = config.read(base)
+    if output is not None and output.resolve() == base.resolve():
+        raise refusal("--output", found=short_repr(str(output)), allowed="another file than the base")
     value = block_value(block, sets, patches)
     where = output or Path("the overlay")
     resolve(dataclasses.replace(block, path=where, value=value), {}, patches)

@@ -11,13 +11,13 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omni_fastpath import __version__, config, install, startup, state
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
-from omni_fastpath.declare import Fit, Patch, State
+from omni_fastpath.declare import Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers
 from omni_fastpath.tools.findings import START, Facts, judge
@@ -57,8 +57,6 @@ def collect(
     try:
         file = overlay.find(deploy_config) if deploy_config else None
         resolved = resolve_file(file, environ, patches)
-        if file is not None:
-            overlay.refuse_as_upstream(file)
     except (ConfigError, OSError) as error:  # a new server would refuse too, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
@@ -72,7 +70,6 @@ def collect(
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
         "servers_without_state": [{"pid": each.pid, "port": each.port} for each in live if not each.snapshots],
         "other_users": [] if live else sorted({*servers.started().values()}),
-        "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
         "same_as": same_as,
@@ -102,7 +99,6 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
         **{name: None if release is None else release._asdict() for name, release in releases.items()},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": environ.get(entrypoint.ALLOW_LIST),
         "environment": _ours(environ, patches),
         "state_folder": str(state.folders(environ, Path.cwd())[0]),
@@ -131,24 +127,13 @@ def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
 def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The differences of the start-up and of each patch, and the listed release whose code each matching patch has.
 
-    A patch that does not match on an unlisted release is compared with the nearest listed release.
+    On an unlisted release the code decides, whether it may be served or not, unless none may be.
     """
-    found = vllm_omni_release()
     # vllm logs to standard output while it is imported, but standard output is for the table or the JSON.
     with contextlib.redirect_stdout(sys.stderr):
         problems, same_as = {START: startup.start_problems()}, {}
         for patch in patches:
-            problems[patch.name] = install.verify_patch(patch, on_unlisted)
-            if found is not None and install.row_here(patch) is None and problems[patch.name]:
-                problems[patch.name] = [install.unlisted(patch), *_compared(patch, found.version)]
-            elif not problems[patch.name]:
-                same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
+            problems[patch.name] = install.verify_patch(patch, on_unlisted or "same_code")
+            if not problems[patch.name]:
+                same_as[patch.name] = install.find_row(patch, None, on_unlisted or "same_code").same_as
     return problems, same_as
-
-
-def _compared(patch: Patch, release: str) -> Iterator[str]:
-    """How many seams are as on the nearest release where the patch is installed, and each difference."""
-    nearest, row = next((each, row) for each, row in patch.nearest_first(release) if isinstance(row, Fit))
-    changed = install.problems(row.seams, nearest)
-    yield f"{len(row.seams) - len(changed)} of {len(row.seams)} seams are as on {nearest}"
-    yield from changed

@@ -1,4 +1,4 @@
-"""The output of the commands as lines: tables, findings in full, and a block for a bug report.
+"""The output of the commands as lines: tables, and findings in full.
 
 A sentence is one line, whatever its length. The lines of a table and of a paragraph have at most ``width`` characters.
 """
@@ -10,20 +10,16 @@ import json
 import os
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath import config, install
 from omni_fastpath.declare import Fit, Patch, Process, State
 from omni_fastpath.state import API_WORKER
-from omni_fastpath.tools.findings import HERE, SEVERITIES
+from omni_fastpath.tools.findings import HERE
 
 FOR_OPERATORS = ("What", "Why", "Scope", "Remove when")
 """The headings of a patch's docstring that ``explain`` shows without ``--full``."""
-
-_PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
-"""The packages whose versions a state file has."""
 
 _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
 """The order in which the state of a patch in several processes is chosen as the server's."""
@@ -159,7 +155,8 @@ def _resolved(resolved: Mapping[str, Any], width: int) -> Iterator[str]:
         rows.append((name, "on" if name in enabled else "off", because, given or "-"))
     rules = f"on_unsupported: {resolved['on_unsupported']}, on_unlisted: {resolved['on_unlisted'] or 'not set'}"
     title = f"{source} with this shell's variables ({rules})" if source else "The YAML is not read"
-    return _table(width, title, ("patch", "on", "because", "values"), rows)
+    yield from _table(width, title, ("patch", "on", "because", "values"), rows)
+    yield from (f"warning: {line}" for line in resolved["unknown"])
 
 
 def _versions(installation: Mapping[str, Any]) -> str:
@@ -174,35 +171,12 @@ def _versions(installation: Mapping[str, Any]) -> str:
 
 
 def doctor(report: Mapping[str, Any]) -> Iterator[str]:
-    """Every finding in full, then the block for a bug report, which is ``issue`` in the report."""
+    """Every finding in full, then their number."""
     for each in report["findings"]:
         yield f"{each['severity']} {each['id']}: {each['subject']}"
         yield f"  {each['what']}\n  do: {each['do']}\n"
-    counts = Counter(finding["severity"] for finding in report["findings"])
-    total = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
     servers = {process["server"] for process in report["processes"]}
-    yield f"servers with state files: {len(servers)}; findings: {total or 'none'}"
-    yield f"\nFor a bug report:\n\n```\n{report['issue']}\n```"
-
-
-def issue(report: Mapping[str, Any]) -> Iterator[str]:
-    """Versions, the package's variables, states and names of findings.
-
-    It has no reason and no sentence of a finding, which may contain paths, hosts and values.
-    """
-    yield _versions(report["installation"])
-    of_servers = {f"server {server}: ": each for server, each in report["variables"].items()}
-    for subject, variables in (of_servers or {"": report["installation"]["environment"]}).items():
-        shown = [name if value is None else f"{name}={value}" for name, value in variables.items()]
-        yield f"{subject}variables: {', '.join(shown) or 'none'}"
-    for server, processes in _by_server(report):
-        running = {", ".join(f"{each} {process[each]}" for each in _PACKAGES) for process in processes}
-        yield f"server {server}, processes: {len(processes)}; {'; '.join(sorted(running))}"
-        for name in _by_patch(processes):
-            counts = Counter(each["patches"][name]["state"] for each in processes if name in each["patches"])
-            yield f"  {name}: {', '.join(f'{state} x{count}' for state, count in counts.items())}"
-    yield "findings:" if report["findings"] else "findings: none"
-    yield from (f"  {each['severity']} {each['id']} ({each['subject']})" for each in report["findings"])
+    yield f"servers with state files: {len(servers)}; findings: {len(report['findings'])}"
 
 
 # ---- explain ----

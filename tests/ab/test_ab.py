@@ -17,7 +17,9 @@ import pytest
 
 from benchmarks.ab import __main__ as ab
 from benchmarks.ab import states
+from omni_fastpath import config
 from omni_fastpath.tools import cli
+from tests.tools.made import plain_read
 
 SERVER = '''
 """Serves /health and streamed chat; leaves a state file that says what OMNI_FASTPATH says, or what it is told to."""
@@ -103,6 +105,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Compares in this process, in a folder of its own; afterwards no process of its commands is running."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(states, "SETTLE_S", 0.0)
+    monkeypatch.setattr(config, "read", plain_read)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield lambda *options, **behaviour: ab.main(_command(tmp_path, *options, **behaviour))
     for number, handler in before.items():

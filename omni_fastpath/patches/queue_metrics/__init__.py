@@ -4,7 +4,7 @@ What:
     For the first audio and the first text of each streamed answer: how long it took, leg by leg, and how many raw
     outputs and messages were ahead of it. For each replica: how long raw outputs take until they are routed, how many
     are queued, and which requests had no output of any stage for 30 seconds. How late the event loops of the
-    orchestrator and of the front end run a timer, how full ``/dev/shm`` is, and the tasks in a stage's save queue.
+    orchestrator and of the front end run a timer, and how full ``/dev/shm`` is.
 Why:
     Upstream's metrics do not show where time is spent. A first audio that waits a millisecond in its stage and two
     seconds behind the codec frames of others looks like a slow stage, and a stage that hangs like a long request.
@@ -20,8 +20,7 @@ Scope:
 Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
-    first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
-    on, and ``transport`` of uvicorn's connection.
+    first outputs have arrived. Read, but declared by no class: ``transport`` of uvicorn's connection.
 Upstream thread:
     vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
@@ -43,7 +42,6 @@ PREFIX = "omni_fastpath_"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 STATE = "vllm_omni.entrypoints.client_request_state"
-SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
 
 def _fit(
@@ -62,8 +60,6 @@ def _fit(
         Wrap(ORCHESTRATOR, f"{loop}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
         Wrap(ORCHESTRATOR, f"{loop}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
         Wrap(*front_end, wrapper="wrapped_final_output_handler"),
-        Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
-        Relies(SAVING, "OmniTransferAdapterBase"),
         *(Relies(ORCHESTRATOR, name) for name in (loop, "OrchestratorRequestState")),
         Relies(STATE, "ClientRequestState"),
         Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
@@ -74,7 +70,7 @@ def _fit(
         *(Relies("vllm.v1.engine.core_client", name) for name in ("AsyncMPClient", "BackgroundResources")),
         Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
-    return Fit(releases=(release,), preview="rc" in release, seams=seams, of_stages=(SAVING,))
+    return Fit(releases=(release,), preview="rc" in release, seams=seams)
 
 
 _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler")
@@ -119,11 +115,11 @@ ADVICE = {
 PATCH = Patch(
     name="queue_metrics",
     summary="where time is spent, queues, and requests without output, on /metrics",
-    processes=frozenset({Process.SERVER, Process.STAGE}),
+    processes=frozenset({Process.SERVER}),
     docs=__doc__,
     default_on=False,
     requires=("connections",),
-    counters=(Counter("observed", "raw outputs, and in a stage save queues, that were measured"),),
+    counters=(Counter("observed", "raw outputs that were measured"),),
     metrics=(
         _metric("first_output_seconds", "From a request to its first audio, or text", "output", bounds=SECONDS),
         _metric("first_output_api_process_seconds", "This time without the engines' leg", "output", bounds=SECONDS),
@@ -136,7 +132,6 @@ PATCH = Patch(
         _metric("longest_without_output_seconds", "The longest time that a request at a replica had no output"),
         _metric("shared_memory_used_ratio", "The used share of /dev/shm, from 0 to 1"),
         _metric("event_loop_lag_seconds", "How late an event loop ran a timer", "loop", bounds=SECONDS),
-        _metric("save_queue_tasks", "Tasks in a stage's save queue"),
     ),
     rows=(_fit("0.28.0", "Orchestrator", _IN_0_28), _fit("0.30.0"), _fit("0.32.0rc1")),
 )

@@ -1,4 +1,4 @@
-"""The wrappers of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows.
+"""The wrappers of ``queue_metrics``: what is observed in a server, and what ``/metrics`` shows.
 
 Upstream's function runs first where possible, so an exception of this patch costs only figures.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
@@ -46,8 +45,6 @@ _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
 _front_ends: dict[Any, ref[Any]] = {}
 """The front ends by the threads of their orchestrators."""
-_adapters: list[ref[Any]] = []
-"""It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, FirstOutput] = {}
 """By the orchestrator's request id."""
 
@@ -198,16 +195,6 @@ wrapped_process_llm_stage_outputs = _of_account(Account.processing)
 wrapped_handle_processed_outputs = _of_account(Account.routing)
 
 
-# ---- A stage ----
-
-
-@_after
-def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
-    """Observe the save queue of a stage's new adapter."""
-    _adapters.append(ref(adapter))
-    _counters["observed"] += 1
-
-
 # ---- Figures ----
 
 
@@ -238,19 +225,10 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
         if os.path.isdir(SHARED_MEMORY):  # noqa: PTH112 - no other call here makes a Path
             room = os.statvfs(SHARED_MEMORY)
             yield "shared_memory_used_ratio", 1 - room.f_bfree / room.f_blocks, {}
-    for adapter in filter(None, [each() for each in _adapters]):
-        yield "save_queue_tasks", tasks_in(adapter._pending_save_reqs), {}
 
 
 def _labels(stage_id: int, replica_id: int | None) -> dict[str, str]:
     return {"stage": str(stage_id), "replica": "" if replica_id is None else str(replica_id)}
-
-
-def tasks_in(queue: Any) -> int:
-    """The number of tasks in a save queue. From 0.32 on one entry may contain all tasks of a scheduler's step."""
-    # A list is made in one step of the interpreter, during which no other thread changes the queue.
-    entries = list(queue) if type(queue) is deque else [{}] * len(queue)
-    return sum(len(entry["batch"]) if "batch" in entry else 1 for entry in entries)
 
 
 # ---- The end ----
@@ -258,5 +236,5 @@ def tasks_in(queue: Any) -> int:
 
 def step_aside() -> None:
     """End all observation, and forget all figures."""
-    for known in (_journeys, _loops, _accounts, _queues, _front_ends, _adapters, SEEN):
+    for known in (_journeys, _loops, _accounts, _queues, _front_ends, SEEN):
         known.clear()

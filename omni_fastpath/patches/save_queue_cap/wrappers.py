@@ -36,9 +36,8 @@ def wrapped_scheduler_made(wrapped: Call, instance: Any, args: Any, kwargs: Any)
 
 
 def _set_up(scheduler: Any) -> None:
-    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
-        SharedMemoryConnector,
-    )
+    # Heavy, once a stage.
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector  # noqa: PLC0415
 
     reason = not_applicable(scheduler)
     if reason is not None:
