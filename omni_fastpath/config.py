@@ -92,7 +92,10 @@ def unknown(place: str, word: object, known: Iterable[str], *, found: str | None
 
 def short_repr(value: object) -> str:
     """The ``repr`` of a value, shortened for a log line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits or nested lists than Python can write
+        text = f"<{type(value).__name__} that is too large>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
@@ -400,7 +403,8 @@ def resolve(block: Block | None, environ: Mapping[str, str], patches: Sequence[P
     if lines:
         raise ConfigError("\n".join(lines))
     similar = [f"{key!r} in {source} has no effect; did you mean {KEY!r}?" for key in (block.similar if block else ())]
-    near = [name for name in environ if not name.startswith(MASTER) and close(name[: len(MASTER)], [MASTER], 0.83)]
+    others = [name for name in environ if not name.startswith((MASTER, process_role.HANDOFF))]
+    near = [name for name in others if close(name[: len(MASTER)], [MASTER], 0.83)]
     similar += [f"{name} has no effect, because its name does not begin with {MASTER}" for name in near]
     return Resolved(
         enabled=enabled,

@@ -14,7 +14,7 @@ from pydantic import ByteSize, Field
 from omni_fastpath import config
 from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, resolve
 from omni_fastpath.declare import Options
-from omni_fastpath.process_role import BOOLEAN_WORDS, master_off
+from omni_fastpath.process_role import BOOLEAN_WORDS, HANDOFF, master_off
 from tests.fakes.upstream import patch
 
 
@@ -285,7 +285,7 @@ def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str) 
 
 def test_a_misspelt_name_that_would_have_no_effect_is_a_warning() -> None:
     """A key or variable whose name is close to ours never refuses a start, but is told. Others are not."""
-    environ = {"OMNI_FASTPAHT_PIPE": "1", "omni_fastpath": "0", "OMNI_PATH": "1", "PATH": "/bin"}
+    environ = {"OMNI_FASTPAHT_PIPE": "1", "omni_fastpath": "0", "OMNI_PATH": "1", "PATH": "/bin", HANDOFF: "{}"}
     found = resolve(
         config.block_of("a.yaml", {"stages": [], "omni_fastpath": True, "async_chunk": 1}), environ, MADE_UP
     )
