@@ -4,7 +4,7 @@ A `Capture` contains text and audio with their times of arrival, and nothing tha
 creation times, metrics). Text and audio of a request come from different stages. Therefore, even on one server, timing
 determines their order, how many text tokens share an event, the usage in an audio event, and whether text or audio has
 the finish reason (the one that ends last). `Capture.answer` contains only what must be equal: the joined text and token
-ids, the audio chunks, the images, the final usage, and how the request ended.
+ids, the audio chunks, the final usage, and how the request ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import aiohttp
 REQUEST_TIMEOUT_S = 300.0
 _WAV_HEADER_BYTES = 44
 _LONGEST_LINE_BYTES = 1 << 24
-"""The maximum size of an event with audio or an image."""
+"""The maximum size of an event with audio."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,6 @@ class Capture:
     is_byte_stream: bool = False
     """The audio is one stream of bytes, whose pieces have no meaning."""
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    images: list[Any] = dataclasses.field(default_factory=list)
     finish_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     """Finish reason by modality."""
     usage: Mapping[str, Any] | None = None
@@ -156,9 +155,7 @@ class Capture:
         content, audio = part.get("content"), part.get("audio")
         if modality == "audio":
             content, audio = None, {"data": content}
-        if isinstance(content, list):
-            self.images += [each.get("image_url") for each in content]
-        elif content:
+        if content:
             self.pieces.append(Piece(at_s, content))
         if audio is not None:
             samples = base64.b64decode(audio.get("data") or "")
@@ -176,7 +173,6 @@ class Capture:
             "status": self.status,
             "text": self.text,
             "token_ids": self.token_ids,
-            "images": [_digest(image) for image in self.images],
             "audio_sha256": _sha256(audio),
             "audio_bytes": len(audio),
             "audio_chunks": [[_sha256(piece.audio), piece.metadata] for piece in chunks],
@@ -190,10 +186,6 @@ class Capture:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _digest(data: Any) -> str:
-    return _sha256(json.dumps(data, sort_keys=True).encode())
 
 
 def _samples(audio: bytes) -> bytes:
@@ -214,12 +206,20 @@ def session(base_url: str, *, headers: Mapping[str, str] | None = None) -> aioht
 
 async def send(to: aiohttp.ClientSession, request: Request) -> Capture:
     """Send one request and record the answer until it ends, fails or is aborted."""
-    capture = Capture(request, time.monotonic())
+    return await follow(to, Capture(request, time.monotonic()))
+
+
+async def follow(
+    to: aiohttp.ClientSession, capture: Capture, reads: asyncio.Event | None = None, **how: Any
+) -> Capture:
+    """As `send`, into a capture that others can look at, and perhaps not reading before it is time to."""
     try:
-        async with to.post(request.path, json=dict(request.body)) as response:
+        async with to.post(capture.request.path, json=dict(capture.request.body), **how) as response:
             capture.status = response.status
+            if reads is not None:
+                await reads.wait()
             await _record(capture, response)
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
         capture.fail(f"{type(error).__name__}: {error}")
     capture.e2e_s = time.monotonic() - capture.started_at_s
     return capture

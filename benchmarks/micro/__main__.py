@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pytest_benchmark.utils import get_machine_id
 
 import benchmarks.micro
 from benchmarks.micro.conftest import ARMS
-from benchmarks.rigs import about, results
+from benchmarks.rigs import about, results, side_by_side
 from benchmarks.rigs.arm import clean
 
 FOLDER = Path(__file__).parent
@@ -74,13 +73,7 @@ def show(benchmarks_: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     """Run both arms, save them as one run if asked, and print the table."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro",
-        description=benchmarks.micro.__doc__,
-        formatter_class=formatter,
-        allow_abbrev=False,
-    )
+    parser = side_by_side.parser("benchmarks.micro", benchmarks.micro.__doc__)
     parser.add_argument("--benchmark-save", metavar="NAME", help="save both arms as one run in .benchmarks/")
     options, arguments = parser.parse_known_args()
     found = run(arguments)

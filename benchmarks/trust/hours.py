@@ -15,7 +15,6 @@ down by more than a quarter, a request failed, or a process had to be killed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -36,10 +35,9 @@ import psutil
 
 from benchmarks.ab.capture import Request, chat_request, send, session
 from benchmarks.rigs import about, results, server_arms, whole_server
-from benchmarks.rigs.captures import run_closed_loop, ttfp_s
-from benchmarks.rigs.quantiles import quantile
+from benchmarks.rigs.captures import quantile, run_closed_loop, ttfp_s
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import interrupted
+from benchmarks.rigs.side_by_side import interrupted, parser
 from benchmarks.server.arms import ARMS
 from benchmarks.trust import FLAT, SHARED_MEMORY
 
@@ -116,13 +114,12 @@ def run(side: str, folder: Path, seconds: float, ready: threading.Barrier) -> di
     deploy = folder / f"{side}.yaml"
     text = whole_server.deploy("qwen3_omni.yaml").read_text()
     deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
-    environment, model = whole_server.environment(arm, {"stages": STEPS}), whole_server.model_folder("qwen3_omni")
 
     def watch() -> None:
         while not done.wait(seconds / SAMPLES):
             samples.append((time.monotonic(), _sample(server, name)))
 
-    with Server(model, deploy, environment=environment, arguments=arm.arguments) as server:
+    with whole_server.server(arm, "qwen3_omni", deploy, {"stages": STEPS}) as server:
         server_arms.prove(server, arm, {"api"})
         warm = [_asked(name, f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
         whole_server.checked(run_closed_loop(server.url, warm, SLOTS), audio=True)
@@ -180,13 +177,9 @@ def judge(sides: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
 
 def main() -> int:
     """Run all sides at the same time and print what grew. The exit code is 1 if the rule is violated."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trust.hours",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--minutes", type=float, default=60.0)
-    seconds = 60 * parser.parse_args().minutes
+    command = parser("benchmarks.trust.hours", __doc__)
+    command.add_argument("--minutes", type=float, default=60.0)
+    seconds = 60 * command.parse_args().minutes
     signal.signal(signal.SIGTERM, interrupted)
     ready = threading.Barrier(len(SIDES))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:

@@ -11,7 +11,6 @@ differs from the one before the storm, or if the client that stayed did not get 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,9 +27,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from benchmarks.ab.capture import Request, chat_request, send, session
-from benchmarks.rigs import whole_server
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import FASTPATH, STOCK
+from benchmarks.rigs import side_by_side, whole_server
+from benchmarks.rigs.arm import FASTPATH, STOCK
 from benchmarks.rigs.captures import digest
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded
@@ -38,7 +36,7 @@ from benchmarks.trust import SHARED_MEMORY
 
 COUNT, AT_ONCE, PARITY = 1000, 32, 20
 REST_S = 15.0
-STEPS = {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
+DEVICE = {"stages": {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}}
 NAME = f"storm-{os.getpid()}"
 """In the id of every request, and so in the name of each of its chunks."""
 SAME = f"{NAME}-same"
@@ -131,16 +129,9 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     return seen
 
 
-def made(arm: Arm, deploy: str, release: str | None = None) -> Server:
-    """A server for a storm."""
-    model = whole_server.model_folder("qwen3_omni")
-    environment = whole_server.environment(arm, {"stages": STEPS})
-    return Server(model, whole_server.deploy(deploy), environment=environment, release=release)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """0: nothing stayed and all answers are the same. 1: not so."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.storm", description=__doc__, allow_abbrev=False)
+    parser = side_by_side.parser("benchmarks.trust.storm", __doc__)
     parser.add_argument("--clients", type=int, default=COUNT, help=f"that leave (default {COUNT})")
     parser.add_argument("--deploy", default="qwen3_omni_2x.yaml", help="one of the simulated device's deploy YAMLs")
     parser.add_argument("--stock", action="store_true", help="without this package")
@@ -148,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     def run(console: Console) -> int:
-        with made(STOCK if options.stock else FASTPATH, options.deploy, options.release) as server:
+        arm = STOCK if options.stock else FASTPATH
+        with whole_server.server(arm, "qwen3_omni", options.deploy, DEVICE, release=options.release) as server:
             seen = asyncio.run(storm(server, options.clients))
         say = partial(console.print, highlight=False, soft_wrap=True)
         say(f"{options.clients} clients left in {seen.storm_s:.0f} s; at most {seen.files_during} files meanwhile")
