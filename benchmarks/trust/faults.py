@@ -36,7 +36,7 @@ from benchmarks.rigs import results, server_arms, side_by_side, whole_server
 from benchmarks.rigs.arm import STOCK, Arm
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded
-from benchmarks.trust import FLAT, SHARED_MEMORY, injected
+from benchmarks.trust import FLAT, SHARED_MEMORY, injected, segments
 from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
 
@@ -283,7 +283,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
 
 def _segments() -> set[str]:
     """What lies there, if nobody else's does."""
-    return {each.name for each in SHARED_MEMORY.iterdir()} if os.environ.get(_PRIVATE) == "1" else set()
+    return set(segments()) if os.environ.get(_PRIVATE) == "1" else set()
 
 
 # ---- Stock and fastpath ----

@@ -39,7 +39,7 @@ from benchmarks.rigs.captures import quantile, run_closed_loop, ttfp_s
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import interrupted, parser
 from benchmarks.server.arms import ARMS
-from benchmarks.trust import FLAT, SHARED_MEMORY
+from benchmarks.trust import FLAT, SHARED_MEMORY, segments
 
 STEPS = {
     "*": FLAT,
@@ -74,12 +74,8 @@ def _asked(name: str, number: int | str, draws: random.Random, leaves: float = 0
     return chat_request(f"Question {number}", abort_after=after, **body)
 
 
-def _chunks(name: str) -> list[str]:
-    return [each.name for each in SHARED_MEMORY.iterdir() if name in each.name]
-
-
 def _sample(server: Server, name: str) -> Sample:
-    found: Sample = {("all", CHUNKS): sum(LEAVER not in each for each in _chunks(name))}
+    found: Sample = {("all", CHUNKS): sum(LEAVER not in each for each in segments(name))}
     for pid, role in server.processes().items():
         with contextlib.suppress(psutil.Error):  # it may have ended
             process = psutil.Process(pid)
@@ -136,7 +132,7 @@ def run(side: str, folder: Path, seconds: float, ready: threading.Barrier) -> di
         after = _sample(server, name)
         server_arms.prove(server, arm, {"api"})
     assert server.shutdown is not None
-    left = _chunks(name)
+    left = segments(name)
     for each in left:
         (SHARED_MEMORY / each).unlink(missing_ok=True)
     growth = {key: more - before[key] if key[1] != MEMORY else _slope(samples, key) for key, more in after.items()}

@@ -32,7 +32,7 @@ from benchmarks.rigs.arm import FASTPATH, STOCK
 from benchmarks.rigs.captures import digest
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded
-from benchmarks.trust import SHARED_MEMORY
+from benchmarks.trust import segments
 
 COUNT, AT_ONCE, PARITY = 1000, 32, 20
 REST_S = 15.0
@@ -60,11 +60,6 @@ class Seen:
     def is_well(self) -> bool:
         """Whether nothing stayed and every answer is the same."""
         return not self.files_after and self.answers == PARITY + 1 and not self.differ
-
-
-def files() -> list[str]:
-    """The chunks and lock files of this program's requests."""
-    return sorted(path.name for path in SHARED_MEMORY.iterdir() if NAME in path.name)
 
 
 async def _leave(url: str, model: str, number: int, rng: random.Random) -> None:
@@ -110,7 +105,7 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     async def leaves() -> None:
         for number in waiting:
             await _leave(url, server.model, number, rng)
-            seen.files_during = max(seen.files_during, len(files()))
+            seen.files_during = max(seen.files_during, len(segments(NAME)))
 
     began_s = time.monotonic()
     one = asyncio.create_task(_answers(url, [stays]))
@@ -121,7 +116,7 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     seen.answers = len(after)
     seen.differ = sum(mine != theirs for mine, theirs in zip(after, before, strict=True))
     await asyncio.sleep(rest_s)
-    seen.files_after = files()
+    seen.files_after = segments(NAME)
     snapshots = server.snapshots()
     if snapshots:
         patch = snapshots["api"].patches["abandoned_chunks"]
@@ -133,14 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0: nothing stayed and all answers are the same. 1: not so."""
     parser = side_by_side.parser("benchmarks.trust.storm", __doc__)
     parser.add_argument("--clients", type=int, default=COUNT, help=f"that leave (default {COUNT})")
-    parser.add_argument("--deploy", default="qwen3_omni_2x.yaml", help="one of the simulated device's deploy YAMLs")
     parser.add_argument("--stock", action="store_true", help="without this package")
     parser.add_argument("--release", help="another release of vLLM-Omni")
     options = parser.parse_args(argv)
 
     def run(console: Console) -> int:
         arm = STOCK if options.stock else FASTPATH
-        with whole_server.server(arm, "qwen3_omni", options.deploy, DEVICE, release=options.release) as server:
+        with whole_server.server(arm, "qwen3_omni", "qwen3_omni_2x.yaml", DEVICE, release=options.release) as server:
             seen = asyncio.run(storm(server, options.clients))
         say = partial(console.print, highlight=False, soft_wrap=True)
         say(f"{options.clients} clients left in {seen.storm_s:.0f} s; at most {seen.files_during} files meanwhile")
