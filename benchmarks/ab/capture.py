@@ -4,7 +4,7 @@ A `Capture` contains text and audio with their times of arrival, and nothing tha
 creation times, metrics). Text and audio of a request come from different stages. Therefore, even on one server, timing
 determines their order, how many text tokens share an event, the usage in an audio event, and whether text or audio has
 the finish reason (the one that ends last). `Capture.answer` contains only what must be equal: the joined text and token
-ids, the audio chunks, the final usage, and how the request ended.
+ids, the audio chunks, the images, the final usage, and how the request ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import aiohttp
 REQUEST_TIMEOUT_S = 300.0
 _WAV_HEADER_BYTES = 44
 _LONGEST_LINE_BYTES = 1 << 24
-"""The maximum size of an event with audio."""
+"""The maximum size of an event with audio or an image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Capture:
     is_byte_stream: bool = False
     """The audio is one stream of bytes, whose pieces have no meaning."""
     token_ids: list[int] = dataclasses.field(default_factory=list)
+    images: list[Any] = dataclasses.field(default_factory=list)
     finish_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     """Finish reason by modality."""
     usage: Mapping[str, Any] | None = None
@@ -155,7 +156,9 @@ class Capture:
         content, audio = part.get("content"), part.get("audio")
         if modality == "audio":
             content, audio = None, {"data": content}
-        if content:
+        if isinstance(content, list):
+            self.images += [each.get("image_url") for each in content]
+        elif content:
             self.pieces.append(Piece(at_s, content))
         if audio is not None:
             samples = base64.b64decode(audio.get("data") or "")
@@ -173,6 +176,7 @@ class Capture:
             "status": self.status,
             "text": self.text,
             "token_ids": self.token_ids,
+            "images": [_digest(image) for image in self.images],
             "audio_sha256": _sha256(audio),
             "audio_bytes": len(audio),
             "audio_chunks": [[_sha256(piece.audio), piece.metadata] for piece in chunks],
@@ -186,6 +190,10 @@ class Capture:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _digest(data: Any) -> str:
+    return _sha256(json.dumps(data, sort_keys=True).encode())
 
 
 def _samples(audio: bytes) -> bytes:

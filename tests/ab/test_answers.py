@@ -12,7 +12,7 @@ from benchmarks.ab.answers import compare
 def answer(**changes: Any) -> dict[str, Any]:
     """A request that was answered."""
     whole = {"status": 200, "text": "x" * 100, "audio_bytes": 1000, "error": None, "error_code": None}
-    return {**whole, "finished": True, **changes}
+    return {**whole, "images": [], "finished": True, **changes}
 
 
 def _compare(a: list[Any], b: list[Any]) -> tuple[list[str], str]:

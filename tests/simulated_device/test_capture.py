@@ -90,6 +90,12 @@ def test_ids_and_interleaving_do_not_count() -> None:
     assert digest(one) == digest(two)
 
 
+def painted(image: str) -> dict[str, Any]:
+    """A chat answer with an image."""
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": [part]}}]}
+
+
 TEXT_ALONE = chat_request("x", modalities=["text"])
 PLAIN = recorded(audio_chunk(b"12"), audio_chunk(b"34"))
 
@@ -99,6 +105,7 @@ PLAIN = recorded(audio_chunk(b"12"), audio_chunk(b"34"))
     [
         pytest.param(PLAIN, recorded(audio_chunk(b"1234")), id="merged audio"),
         pytest.param(PLAIN, recorded(audio_chunk(b"34"), audio_chunk(b"12")), id="audio in another order"),
+        pytest.param(recorded(painted("ab")), recorded(painted("ac")), id="another image"),
         pytest.param(
             *(recorded(chunk("text", "a", finish=each), request=TEXT_ALONE) for each in ("length", "stop")),
             id="the finish reason of a single modality",
