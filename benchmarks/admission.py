@@ -6,7 +6,6 @@ which all begin at once, are left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import random
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rigs import about, whole_server
+from benchmarks.rigs import about, side_by_side
 from benchmarks.server.arms import ARMS
 from benchmarks.server.load import Load
 from benchmarks.server.measure import serving
@@ -92,14 +91,14 @@ async def run(url: str, model: str, seconds: float, retries: int | None) -> dict
 
 def main() -> None:
     """Start a server and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description=__doc__)
+    parser = side_by_side.parser("benchmarks.admission", __doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--max-retries", type=int, help="of the SDK; its default if not given")
     options = parser.parse_args()
     load = Load(layout="pair")
     arm = dataclasses.replace(ARMS["default"], arguments=("--max-num-queued-reqs", str(PLACES)))
     log = Path(tempfile.mkdtemp(prefix="admission-")) / "server.log"
-    with serving(arm, load, whole_server.model_folder(load.model), log) as server:
+    with serving(arm, load, log) as server:
         print(asyncio.run(run(server.url, server.model, options.seconds, options.max_retries)), about.line())
 
 

@@ -15,7 +15,6 @@ equal ones would end and begin together, in bursts.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -31,11 +30,10 @@ import yaml
 
 from benchmarks.ab.capture import Capture, Request, chat_request, speech_request
 from benchmarks.limit import limit_of
-from benchmarks.rigs import about, results, server_arms, whole_server
-from benchmarks.rigs.captures import run_closed_loop, ttfp_s, ttft_s
-from benchmarks.rigs.open_loop import run_open_loop
-from benchmarks.rigs.server import Server
-from benchmarks.server.arms import ARMS, ServerArm
+from benchmarks.rigs import about, results, server_arms, side_by_side, whole_server
+from benchmarks.rigs.arm import Arm
+from benchmarks.rigs.captures import run_closed_loop, run_open_loop, ttfp_s, ttft_s
+from benchmarks.server.arms import ARMS
 from benchmarks.server.figures import BYTES_A_SECOND
 from benchmarks.server.measure import LATE_MS, WARM_TOKENS, kept_time, used_s
 
@@ -172,14 +170,12 @@ def devices(row: Row, level: Level) -> list[Capture]:
     return limit_of(row.asked(level.requests), row.model, row.deploy, row.device(level), **level.loop)
 
 
-def measure(row: Row, level: Level, arm: ServerArm) -> tuple[Sequence[Capture], dict[str, float]]:
+def measure(row: Row, level: Level, arm: Arm) -> tuple[Sequence[Capture], dict[str, float]]:
     """One server: what came back; the cores of API process and client; how late the engines were, milliseconds."""
-    environment = whole_server.environment(arm, row.device(level), light=True)
-    model, deploy = whole_server.model_folder(row.model), whole_server.deploy(row.deploy)
     requests, run = row.asked(level.requests), run_open_loop if level.open else run_closed_loop
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with Server(model, deploy, environment=environment, arguments=arm.arguments, log_path=log) as server:
+        with whole_server.server(arm, row.model, row.deploy, row.device(level), light=True, log_path=log) as server:
             server_arms.prove(server, arm, {"api", "engines"})
             run_closed_loop(server.url, replace(row, tokens=WARM_TOKENS).asked(WARM), WARM)
             before, mine_s = used_s(server), time.process_time()
@@ -193,11 +189,7 @@ def measure(row: Row, level: Level, arm: ServerArm) -> tuple[Sequence[Capture], 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the rows and print the table; 1 where a value that must be is not within its tolerance."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calibration",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = side_by_side.parser("benchmarks.calibration", __doc__)
     parser.add_argument("--rows", default="1,2,3,4,5,6", help="which of them, with commas")
     parser.add_argument("--short", action="store_true", help="two waves of each level at most")
     parser.add_argument("--arm", choices=ARMS, default="poll", help="as benchmarks.server has them")

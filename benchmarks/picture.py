@@ -9,14 +9,13 @@ each loop of stock, and hollow where it is not. A level that measured this machi
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rigs import results
+from benchmarks.rigs import results, side_by_side
 from benchmarks.rigs.whole_server import judge
 from benchmarks.server.arms import STOCK
 from benchmarks.server.figures import Figure, figures
@@ -96,7 +95,7 @@ def _rung(load: Load, level: float, arms: Mapping[str, Sequence[Start]]) -> Rung
     given = {arm: [start["figures"] for start in starts] for arm, starts in arms.items()}
     for stock in STOCK if OURS in arms else ():
         said = judge(given[stock], given[OURS], rows) if stock in arms else {}
-        better &= {name for (_, name), row in rows.items() if str(said.get(row.title, "")).startswith("better")}
+        better &= {name for (_, name), row in rows.items() if str(said.get(row.name, "")).startswith("better")}
     return Rung(arms, figures(load.limit(level)), frozenset(better), not unfit_starts(arms, level))
 
 
@@ -174,9 +173,7 @@ def _ticks(low: float, high: float, *, is_log: bool) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the picture."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.picture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = side_by_side.parser("benchmarks.picture", __doc__)
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)

@@ -16,9 +16,10 @@ from benchmarks import picture
 from benchmarks.ab.capture import Capture, Piece, chat_request
 from benchmarks.demo import __main__ as demo
 from benchmarks.rigs import about, results, server_arms, whole_server
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.overlays import ROOT
 from benchmarks.server import measure, report
-from benchmarks.server.arms import ARMS, ServerArm, named
+from benchmarks.server.arms import ARMS, named
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import USUAL_HOST
@@ -89,7 +90,7 @@ def test_capacity_is_the_most_streams_that_are_borne(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure, "serving", lambda *_: nullcontext())
     monkeypatch.setattr(measure, "run_level", level)
     monkeypatch.setattr(measure, "figures", lambda _: dict.fromkeys(map(str, Figure), 50.0))
-    said = measure.capacity(ARMS["poll"], LOAD, Path(), Path())
+    said = measure.capacity(ARMS["poll"], LOAD, Path())
     assert said["capacity"] == found
     assert len(said["figures"]) <= 5
 
@@ -97,16 +98,15 @@ def test_capacity_is_the_most_streams_that_are_borne(monkeypatch: pytest.MonkeyP
 def test_a_run_goes_on_where_it_was_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Starts of the same load count, those of another do not, and a line that was cut off is made again."""
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(whole_server, "model_folder", Path)
     made: list[str] = []
 
-    def measured(arm: ServerArm, _model: Path, _log: Path) -> dict[str, Any]:
+    def measured(arm: Arm, _log: Path) -> dict[str, Any]:
         made.append(arm.name)
         return {}
 
     def go_on(of: Mapping[str, Any], starts: int = 2) -> list[int]:
         arms = (ARMS["default"], ARMS["poll"], ARMS["default"])
-        found = whole_server.run_starts("r", arms, starts, "m", measured, of=of)
+        found = whole_server.run_starts("r", arms, starts, measured, of=of)
         return list(map(len, found.values()))
 
     assert go_on({"load": LOAD}, 1) == [2, 1]

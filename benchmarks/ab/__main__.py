@@ -20,7 +20,7 @@ import benchmarks.ab
 from benchmarks.ab import answers, states, verdict
 from benchmarks.ab.capture import Request, chat_request, speech_request
 from benchmarks.ab.serving import Child, MeasureError, Serving, free_port, tail
-from benchmarks.rigs import about, results, whole_server
+from benchmarks.rigs import about, results, side_by_side, whole_server
 from benchmarks.rigs.arm import Arm, WrongArmError, clean
 from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.side_by_side import guarded, positive
@@ -42,6 +42,7 @@ JUDGED = (
 )
 """Keys of the client's result. The first that was measured is primary, unless another one is named."""
 _MEASURE = re.compile(r"(mean|median|p[\d.]+)_\w+_(ms|s|rtf)|\w+_(throughput|goodput)")
+_HIGHER = ("throughput", "goodput")
 _MAY_BE_ZERO = re.compile("underrun|throughput|goodput")
 """Elsewhere upstream's client writes 0 for what it has no value of."""
 
@@ -97,20 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
     def run(console: Console) -> int:
-        found = whole_server.run_starts("ab", arms, options.starts, None, lambda arm, _, log: measure(plan, arm, log))
+        found = whole_server.run_starts("ab", arms, options.starts, lambda arm, log: measure(plan, arm, log))
         return show(found, options.primary, console)
 
     return guarded("The comparison", run)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ab",
-        usage="python -m benchmarks.ab [options] -- SERVE COMMAND -- BENCH COMMAND",
-        description=benchmarks.ab.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "python -m benchmarks.ab [options] -- SERVE COMMAND -- BENCH COMMAND"
+    parser = side_by_side.parser("benchmarks.ab", benchmarks.ab.__doc__, usage=usage)
     form = "NAME=VALUE|FILE.yaml"
     parser.add_argument("--a", action="append", default=[], metavar=form, help="of the setting A; may be repeated")
     parser.add_argument("--b", action="append", default=[], metavar=form, help="of the setting B")
@@ -153,7 +149,7 @@ def setting(name: str, given: Sequence[str], serve: Sequence[str]) -> Setting:
             variables[variable] = value
         else:
             raise ValueError(f"--{name.lower()}: found {each!r}, allowed: NAME=VALUE, or the path of a deploy YAML")
-    return Setting(" ".join([name, *given]), variables, None, deploy)
+    return Setting(" ".join([name, *given]), variables, None, deploy=deploy)
 
 
 def fixed(bench: Sequence[str]) -> list[Request]:
@@ -247,8 +243,7 @@ def show(found: Mapping[str, Sequence[Mapping[str, Any]]], primary: str | None, 
     keys = [key for key in of_a[0]["measured"] if _MEASURE.fullmatch(key)]
     keys = [key for key in keys if any(each == each for each in (*values(of_a, key), *values(of_b, key)))]  # noqa: PLR0124 - NaN
     judged = [key for key in dict.fromkeys([*filter(None, [primary]), *JUDGED]) if key in keys][: len(JUDGED)]
-    higher = {key: key.endswith(("throughput", "goodput")) for key in judged}
-    rows = {("", key): verdict.Measure("", key, "", "higher" if higher[key] else "lower") for key in judged}
+    rows = {("", key): verdict.Measure(key, "higher" if key.endswith(_HIGHER) else "lower") for key in judged}
     figures = [[{"": {key: values([start], key)[0] for key in judged}} for start in each] for each in (of_a, of_b)]
     said = whole_server.judge(figures[0], figures[1], rows)
     table = [

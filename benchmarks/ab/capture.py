@@ -214,12 +214,20 @@ def session(base_url: str, *, headers: Mapping[str, str] | None = None) -> aioht
 
 async def send(to: aiohttp.ClientSession, request: Request) -> Capture:
     """Send one request and record the answer until it ends, fails or is aborted."""
-    capture = Capture(request, time.monotonic())
+    return await follow(to, Capture(request, time.monotonic()))
+
+
+async def follow(
+    to: aiohttp.ClientSession, capture: Capture, reads: asyncio.Event | None = None, **how: Any
+) -> Capture:
+    """As `send`, into a capture that others can look at, and perhaps not reading before it is time to."""
     try:
-        async with to.post(request.path, json=dict(request.body)) as response:
+        async with to.post(capture.request.path, json=dict(capture.request.body), **how) as response:
             capture.status = response.status
+            if reads is not None:
+                await reads.wait()
             await _record(capture, response)
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
         capture.fail(f"{type(error).__name__}: {error}")
     capture.e2e_s = time.monotonic() - capture.started_at_s
     return capture

@@ -1,10 +1,12 @@
-"""What the state files of a server's processes must say of its arm."""
+"""State files as typed objects, and what those of a server's processes must say of its arm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from benchmarks.rigs.snapshots import Snapshot
+from pydantic import BaseModel, ConfigDict
+
 from omni_fastpath import state
 from omni_fastpath.declare import Process, State
 
@@ -12,6 +14,35 @@ SETTLE_S = 2.5
 """Seconds after which a state file has the last counters, a little more than ``state.REFRESH_S``."""
 
 _FINE = (State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE)
+
+
+class PatchRecord(BaseModel):
+    """One patch in a state file."""
+
+    model_config = ConfigDict(extra="allow")
+
+    state: State
+    reason: str = ""
+    counters: dict[str, int] = {}
+    figures: dict[str, list[dict[str, Any]]] = {}
+
+
+class Snapshot(BaseModel):
+    """A state file (``omni_fastpath.state.Publisher.said``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pid: int
+    started: int
+    role: Process
+    process_name: str
+    stage: int | None = None
+    replica: int | None = None
+    omni_fastpath: str
+    vllm: str | None
+    vllm_omni: str | None
+    source: str | None = None
+    patches: dict[str, PatchRecord]
 
 
 def of_processes(pids: Iterable[int]) -> list[Snapshot]:

@@ -16,9 +16,9 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 PRIMARY_ALPHA = 0.03
 """Four starts per arm can reach p = 0.029, which is enough for one measure."""
@@ -37,29 +37,12 @@ class Measure:
     """A measure: a row of a table.
 
     Attributes:
-        group: Its group of rows. Empty if there is none.
-        name: Its name within the group.
-        unit: The unit of its values. Empty for a count.
+        name: Its name.
         better: Which direction is better.
-        read: Returns its value for a start.
-        digits: Decimal places in the table.
-        judged: Whether it has a verdict.
-        primary: Whether it is the primary measure. A table has one.
     """
 
-    group: str
     name: str
-    unit: str
     better: Better
-    read: Callable[[Any], float] = lambda _: math.nan
-    digits: int = 0
-    judged: bool = False
-    primary: bool = False
-
-    @property
-    def title(self) -> str:
-        """The name with its group."""
-        return f"{self.name} ({self.group})" if self.group else self.name
 
 
 @dataclass(frozen=True)
@@ -92,24 +75,23 @@ class Verdict:
 def verdicts(
     measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
 ) -> dict[str, Verdict]:
-    """The verdict on every measure by its title, B compared with A.
+    """The verdict on every measure by its name, B compared with A.
 
     A measure without a value in a start has no verdict. If that is the first one, no measure has a verdict.
 
     Args:
-        measures: The measures, with different titles. The first is the primary one.
-        a: For each title the values of A's starts, NaN if there is none.
+        measures: The measures, with different names. The first is the primary one.
+        a: For each name the values of A's starts, NaN if there is none.
         b: The same for B.
     """
-    known = [each for each in measures if _is_whole(a[each.title]) and _is_whole(b[each.title])]
+    known = [each for each in measures if _is_whole(a[each.name]) and _is_whole(b[each.name])]
     if not measures or measures[0] not in known:
         return {}
-    p = {each.title: p_value(a[each.title], b[each.title]) for each in known}
-    primary = measures[0].title
+    p = {each.name: p_value(a[each.name], b[each.name]) for each in known}
+    primary = measures[0].name
     thresholds = _holm({title: each for title, each in p.items() if title != primary}) | {primary: PRIMARY_ALPHA}
     return {
-        each.title: _verdict(each, a[each.title], b[each.title], p[each.title], thresholds[each.title])
-        for each in known
+        each.name: _verdict(each, a[each.name], b[each.name], p[each.name], thresholds[each.name]) for each in known
     }
 
 
@@ -162,14 +144,14 @@ def legend(primary: Measure, others: int, starts: int) -> str:
         starts: The number of starts per arm.
     """
     text = (
-        f"Verdict: exact Mann-Whitney test over starts. {primary.title} was chosen in advance (level "
+        f"Verdict: exact Mann-Whitney test over starts. {primary.name} was chosen in advance (level "
         f"{PRIMARY_ALPHA:g}), and the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median over all "
         "pairs of starts. In brackets are the ratios that the test does not reject."
     )
     enough = starts_for(0), starts_for(others)
     if starts >= enough[1]:
         return text
-    return f"{text} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
+    return f"{text} Each arm has {starts} starts. {primary.name} needs {enough[0]}, all measures need {enough[1]}."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,12 @@ import benchmarks.demo
 from benchmarks.ab import verdict
 from benchmarks.ab.verdict import Measure
 from benchmarks.rigs import results
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.captures import digest
-from benchmarks.rigs.side_by_side import guarded, positive
-from benchmarks.rigs.whole_server import judge, run_starts
-from benchmarks.server.arms import STOCK, USUAL, ServerArm
-from benchmarks.server.figures import Figure
+from benchmarks.rigs.side_by_side import guarded, parser, positive
+from benchmarks.rigs.whole_server import Rows, judge, run_starts
+from benchmarks.server.arms import STOCK, USUAL
+from benchmarks.server.figures import Figure, better
 from benchmarks.server.load import Load
 from benchmarks.server.measure import Start, run_level, serving, unfit
 from benchmarks.server.report import Found, alike, median_of, shown
@@ -57,9 +57,7 @@ def screen(found: Found, loads: Mapping[str, Load]) -> list[str]:
     """The lines of the end: at most 24 of at most 100 columns."""
     starts = min(map(len, found.values()))
     first = (ROWS[1], *(row for row in ROWS if row is not ROWS[1]))  # the primary one
-    measures: dict[tuple[str, str], Measure] = {
-        (load, name): Measure("", f"{name} {load}", "", _better(name)) for load, name in first
-    }
+    measures: Rows = {(load, name): Measure(f"{name} {load}", better(name)) for load, name in first}
     figures = {arm: [start["figures"] for start in each] for arm, each in found.items()}
     said = [judge(figures[stock], figures["default"], measures) for stock in STOCK]
     bad = {
@@ -74,7 +72,7 @@ def screen(found: Found, loads: Mapping[str, Load]) -> list[str]:
         medians = {arm: median_of(found[arm], load, name) for arm in HEADS}
         lines.append(f"{name:28}{called(loads, load):25}" + "".join(f"{shown(each):>12}" for each in medians.values()))
         best = (max if name is Figure.RATE else min)(STOCK, key=medians.__getitem__)
-        given = said[STOCK.index(best)].get(measures[load, name].title)
+        given = said[STOCK.index(best)].get(measures[load, name].name)
         if given and starts >= verdict.STARTS and not bad:
             lines[-1] += f"  {given.word if given.word in ('better', 'worse') else 'none'}"
     poll, event, ours = (f"{median_of(found[arm], *ROWS[1]) / 1000:.1f} s" for arm in HEADS)
@@ -98,10 +96,6 @@ def screen(found: Found, loads: Mapping[str, Load]) -> list[str]:
     return [*lines, "Next: pip install . in your server's environment; OMNI_FASTPATH=1 vllm serve MODEL --omni"]
 
 
-def _better(name: str) -> verdict.Better:
-    return "higher" if name == Figure.RATE else "lower"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo.
 
@@ -109,32 +103,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: the table is true and the arms answered alike. 1: it could not be measured, or they did not. 2: usage.
         130: interrupted.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.demo",
-        description=benchmarks.demo.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    command = parser("benchmarks.demo", benchmarks.demo.__doc__)
     count = f"starts of each server (default 1; {verdict.STARTS} for verdicts)"
-    parser.add_argument("--starts", type=positive, default=1, metavar="N", help=count)
-    parser.add_argument("--quick", action="store_true", help="a small load: tries the demo itself")
-    options = parser.parse_args(argv)
+    command.add_argument("--starts", type=positive, default=1, metavar="N", help=count)
+    command.add_argument("--quick", action="store_true", help="a small load: tries the demo itself")
+    options = command.parse_args(argv)
     loads = QUICK if options.quick else LOADS
 
     def body(console: Console) -> int:
         bar = Progress(console=console, disable=not console.is_terminal, transient=True)
         left = bar.add_task("", total=sum(SECONDS.values()) * len(USUAL) * options.starts)
 
-        def step(arm: ServerArm, name: str, what: str) -> None:
+        def step(arm: Arm, name: str, what: str) -> None:
             text = f"{HEADS[arm.name]}: {what}, about {SECONDS[name]} s"
             bar.update(left, description=text)
             if bar.disable:
                 results.progress(text)
 
-        def start(arm: ServerArm, model: Path, log: Path) -> Start:
+        def start(arm: Arm, log: Path) -> Start:
             figures, answers = {}, {}
             step(arm, "start", "the server starts")
-            with serving(arm, loads["audio"], model, log) as server:
+            with serving(arm, loads["audio"], log) as server:
                 bar.advance(left, SECONDS["start"])
                 for name, load in loads.items():
                     step(arm, name, called(loads, name))
@@ -144,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return {"figures": figures, "answers": answers}
 
         with bar:
-            found = run_starts("demo", USUAL, options.starts, loads["audio"].model, start)
+            found = run_starts("demo", USUAL, options.starts, start)
         for line in screen(found, loads):
             console.print(line, markup=False, highlight=False)
         return int("DIFFER" in alike(found))

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import STOCK
-from benchmarks.rigs.process_arms import check, switch_on
+from benchmarks.rigs.arm import STOCK, Arm, check, switch_on
 from omni_fastpath.declare import Process
 
 ARMS = {

@@ -70,7 +70,7 @@ def _raw_outputs(stage: Any) -> Iterator[Any]:
 def _registered(name: str) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    from benchmarks.rigs.engine_requests import engine_request
+    from benchmarks.rigs.inprocess import engine_request
 
     params = SamplingParams(max_tokens=100_000, detokenize=False, output_kind=RequestOutputKind.DELTA)
     return engine_request(name, [1, 2, 3, 4], params)

@@ -13,7 +13,6 @@ import pytest
 
 from .conftest import Measured, Stages
 
-TASKS = 1024
 ROUNDS = 40
 
 
@@ -51,24 +50,6 @@ def _on_save_thread(stage: Any) -> Iterator[Callable[[Callable[[], float]], floa
     finally:
         stage.adapter._send_single_request = lambda _task: None
         asked.put(None)
-
-
-@pytest.mark.parametrize("streams", [1, 64])
-def test_append(measured: Measured, stages: Stages, streams: int) -> None:
-    """One task, on the scheduler's thread."""
-    tasks = [_task(f"s{number % streams}") for number in range(TASKS)]
-    with stages() as stage, _on_save_thread(stage) as run:
-
-        def once() -> float:
-            append = stage.queue.append
-            began = time.thread_time()
-            for task in tasks:
-                append(task)
-            found = (time.thread_time() - began) / TASKS
-            run(lambda: _take(stage.queue, TASKS))
-            return found
-
-        measured(once, ROUNDS)
 
 
 @pytest.mark.parametrize(("streams", "backlog"), [(1, 16), (64, 64), (64, 1024)])

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omni_fastpath import config
+from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.install import apply, is_installed, row_here
+from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 
 FOREIGN = ("OMNI_FASTPATH", "_OMNI_FASTPATH", "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS")
@@ -28,11 +31,13 @@ class Arm:
         name: As tables show it.
         environment: Our variables in this arm; empty is stock.
         event_driven: The orchestrator and the front end run in upstream's event-driven mode; None: as the release does.
+        arguments: Of ``vllm serve``.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     event_driven: bool | None = False
+    arguments: tuple[str, ...] = ()
 
     @property
     def on(self) -> bool:
@@ -43,6 +48,10 @@ class Arm:
     def enabled(self) -> frozenset[str]:
         """The patches that its variables switch on."""
         return frozenset(config.resolve(None, self.environment, PATCHES).enabled)
+
+
+STOCK = Arm("stock")
+FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -58,3 +67,44 @@ def turns(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             yield number, arm
+
+
+# ---- This process as an arm ----
+
+
+def switch_on(arm: Arm, process: Process) -> None:
+    """Install in this process what the arm says, and check it.
+
+    Raises:
+        WrongArmError: Something of it is not on, or something else is.
+    """
+    if arm.on:
+        apply(config.resolve(None, arm.environment, PATCHES), process, PATCHES)
+    check(arm, process)
+
+
+def check(arm: Arm, process: Process) -> dict[str, dict[str, int]]:
+    """The counters of what is on in this process, by patch, after a check that it is what the arm says.
+
+    Raises:
+        WrongArmError: It is not.
+    """
+    here = {patch.name for patch in PATCHES if process in patch.processes and not has_no_use(patch)}
+    installed = {patch.name for patch in PATCHES if is_installed(patch.name)}
+    entries = {entry.patch.name: entry for entry in LEDGER}
+    problems = [f"{name} is installed" for name in sorted(installed - arm.enabled)]
+    wanted = sorted(arm.enabled & here)
+    for name in wanted:
+        if name not in entries:
+            problems.append(f"{name} was never tried")
+        elif not entries[name].state.satisfies_requirement:
+            problems.append(f"{name} is {entries[name].state.value}: {entries[name].reason}")
+    if problems:
+        raise WrongArmError(f"this process is no {arm.name} arm: {'; '.join(problems)}")
+    return {name: dict(entries[name].counters) for name in wanted}
+
+
+def has_no_use(patch: Patch) -> bool:
+    """Whether the installed release has nothing for it to do."""
+    row = row_here(patch)
+    return row is not None and row.state is State.NOT_APPLICABLE

@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import aiohttp
@@ -71,6 +72,35 @@ def in_flight(
 
     asyncio.run(run())
     return [answers[index] for index in range(len(requests))]
+
+
+def run_open_loop(
+    base_url: str, requests: Sequence[Request], starts_s: Sequence[float], late: list[float] | None = None
+) -> list[Capture]:
+    """Start each request so many seconds from now; captures in the order of *requests*, *late* as of `client`.
+
+    Two servers get the same arrivals. In a closed loop the one that answers sooner also gets more to do.
+    """
+
+    async def run() -> list[Capture]:
+        async with client(base_url, late) as to:
+            begun = time.monotonic()
+
+            async def start(request: Request, start_s: float) -> Capture:
+                await asyncio.sleep(begun + start_s - time.monotonic())
+                return await send(to, request)
+
+            return list(await asyncio.gather(*map(start, requests, starts_s)))
+
+    return asyncio.run(run())
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value below which ``share`` of the values lie, linear between neighbours; NaN of nothing."""
+    import numpy as np
+
+    known = list(values)
+    return float(np.quantile(known, share)) if known else math.nan
 
 
 def ttft_s(capture: Capture) -> float | None:

@@ -20,14 +20,13 @@ import torch
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient
-from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs
+from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEngineCoreRequest
 from vllm_omni.engine.messages import ShutdownRequestMessage
 from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
 from benchmarks.rigs import upstream
-from benchmarks.rigs.engine_requests import engine_request
 
 SAMPLE_RATE = 24000
 
@@ -269,7 +268,34 @@ def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bo
     return found
 
 
-# ---- Raw outputs ----
+# ---- Requests and raw outputs ----
+
+
+def engine_request(
+    name: str, prompt_token_ids: Sequence[int], sampling_params: Any, *, request_id: str | None = None, **fields: Any
+) -> Any:
+    """Upstream's request of a stage's engine, text in, with nothing but what is said here.
+
+    Args:
+        name: The external request id.
+        prompt_token_ids: The prompt.
+        sampling_params: Upstream's.
+        request_id: The internal one; the same unless given.
+        fields: More of upstream's fields.
+    """
+    return OmniEngineCoreRequest(
+        request_id=request_id or name,
+        external_req_id=name,
+        prompt_token_ids=list(prompt_token_ids),
+        mm_features=None,
+        sampling_params=sampling_params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        **fields,
+    )
 
 
 def batch(*entries: OmniEngineCoreOutput, stats: Any = None, finished: Iterable[str] = ()) -> EngineCoreOutputs:

@@ -20,9 +20,9 @@ from typing import Self
 
 import psutil
 
-from benchmarks.ab.serving import MeasureError, Serving, free_port
+from benchmarks.ab.serving import Serving, free_port
+from benchmarks.ab.states import Snapshot
 from benchmarks.rigs import overlays
-from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath import process_role
 
 READY_TIMEOUT_S = 420.0
@@ -38,15 +38,14 @@ OFFLINE: Mapping[str, str] = {
 
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1"}
 
+VLLM = Path(sys.executable).parent / "vllm"
+"""The command beside this interpreter; not resolved: a venv's interpreter is a link to another folder."""
+
 _LIGHT_ENGINES = "omni_simulated_device.light.host"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
-_OF_A_RIG = re.compile(r"(shm_)?(fl|sq-|ss-)\d")
-"""Chunks of stages that a test or a benchmark runs in its own process: prefix and process id."""
-
-
-class ServerError(RuntimeError):
-    """The server did not start or ended early; the message ends with the tail of its log."""
+_CHUNK = re.compile(r"(?!(shm_)?(fl|sq-|ss-)\d).+_\d+_\d+(_lockfile\.lock)?")
+"""A chunk or its lock file, unless of stages that a test or a benchmark runs in its own process: prefix and its id."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,23 +54,10 @@ class Shutdown:
 
     seconds: float
     """From SIGTERM until its last process was gone."""
-    returncode: int | None
-    """Exit status of the API server process; None where it could not be read."""
     killed: tuple[str, ...]
     """Processes that had to be killed, as ``role:pid``; empty after a clean stop."""
     leftovers: tuple[str, ...]
-    """Shared-memory files that appeared while it ran and that nobody has open now; they are removed."""
-
-
-def vllm_command() -> list[str]:
-    """The command line that runs this interpreter's ``vllm``."""
-    beside = Path(sys.executable).parent / "vllm"  # not resolved: a venv's interpreter is a link to another folder
-    if beside.exists():
-        return [str(beside)]
-    found = shutil.which("vllm")
-    if found is None:
-        raise ServerError("there is no `vllm` command beside this interpreter or on PATH; run scripts/setup.sh first")
-    return [found]
+    """Chunks that appeared while it ran; they are removed."""
 
 
 def role(process: psutil.Process) -> str:
@@ -123,7 +109,7 @@ class Server:
         self._own_log = log_path is None
         self.port = 0
         self._child: Serving | None = None
-        self._shared_memory_before: set[str] = set()
+        self._chunks_before: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -158,11 +144,11 @@ class Server:
         return {name: value for name, value in values.items() if value is not None}
 
     def start(self) -> None:
-        """Start the server and wait until it is ready; raise `ServerError` with the log's tail otherwise."""
+        """Start the server and wait until it is ready; raise `MeasureError` with the log's tail otherwise."""
         self.runtime_folder.mkdir(mode=0o700)
         self.port = free_port()
-        self._shared_memory_before = _shared_memory_files()
-        command = [*vllm_command(), "serve", self.model, "--omni", "--deploy-config", self.deploy_config]
+        self._chunks_before = _chunks()
+        command = [str(VLLM), "serve", self.model, "--omni", "--deploy-config", self.deploy_config]
         command += ["--port", str(self.port), *self._arguments]
         self._child = Serving(
             command=command,
@@ -175,10 +161,8 @@ class Server:
         )
         try:
             self._child.start()
-        except BaseException as error:
+        except BaseException:
             self.stop(keep_log=True)
-            if isinstance(error, MeasureError):
-                raise ServerError(str(error)) from error
             raise
         self.start_s = self._child.start_s
 
@@ -216,52 +200,31 @@ class Server:
         self._child.stop()
         killed = tuple(f"{roles.get(pid, 'helper')}:{pid}" for pid in self._child.killed)
         seconds = time.monotonic() - begun
-        self.shutdown = Shutdown(seconds, self._child.returncode, killed, self._remove_shared_memory())
+        self.shutdown = Shutdown(seconds, killed, self._remove_chunks())
         if killed:
             print(f"server on port {self.port}: killed {', '.join(killed)} after {seconds:.0f} s", file=sys.stderr)
         if not (keep_log and self._own_log):
             shutil.rmtree(self._folder, ignore_errors=True)
         return self.shutdown
 
-    def _remove_shared_memory(self) -> tuple[str, ...]:
-        """Remove shared-memory files that this server left, and name them.
+    def _remove_chunks(self) -> tuple[str, ...]:
+        """Remove chunks that this server left, and name them.
 
-        Only files that are new since the start, that belong to this user, that no process maps or holds open, and that
-        no stage in the process of another rig has made. None while a stage of another server lives: a chunk does not
-        say whose it is, and a request whose chunk is gone stands still for ever.
+        None while a stage of another server lives: a chunk does not say whose it is, and a request whose chunk is gone
+        stands still for ever.
         """
-        candidates = _shared_memory_files() - self._shared_memory_before
-        if not candidates or _a_stage_lives():
-            return ()
-        held = _held_shared_memory()
         removed = []
-        for name in sorted(candidates - held):
-            with contextlib.suppress(OSError):
+        for name in sorted(_chunks() - self._chunks_before) if not _a_stage_lives() else ():
+            with contextlib.suppress(OSError):  # another user's
                 (_SHARED_MEMORY / name).unlink()
                 removed.append(name)
         return tuple(removed)
 
 
-def _shared_memory_files() -> set[str]:
-    try:
-        entries = list(os.scandir(_SHARED_MEMORY))
-        found = {entry.name for entry in entries if entry.is_file() and entry.stat().st_uid == os.getuid()}
-    except OSError:
-        return set()
-    return {name for name in found if not _OF_A_RIG.match(name)}
+def _chunks() -> set[str]:
+    return {path.name for path in _SHARED_MEMORY.iterdir() if _CHUNK.fullmatch(path.name)}
 
 
 def _a_stage_lives() -> bool:
     """Whether any process is a stage, by the title that upstream gives it."""
     return any((process.info["name"] or "").startswith("VLLM::") for process in psutil.process_iter(["name"]))
-
-
-def _held_shared_memory() -> set[str]:
-    """Names of shared-memory files that some process maps or has open."""
-    held = set()
-    prefix = f"{_SHARED_MEMORY}/"
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            held |= {Path(entry.path).name for entry in process.memory_maps() if entry.path.startswith(prefix)}
-            held |= {Path(entry.path).name for entry in process.open_files() if entry.path.startswith(prefix)}
-    return held

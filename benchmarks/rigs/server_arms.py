@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.ab import states
-from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
-from benchmarks.rigs.process_arms import has_no_use
+from benchmarks.ab.states import Snapshot
+from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError, has_no_use
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.snapshots import Snapshot
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from benchmarks.ab.serving import MeasureError
 from benchmarks.rigs.arm import WrongArmError
-from benchmarks.rigs.server import ServerError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PIPED_WIDTH = 200
-_LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
+
+
+def parser(program: str, description: str | None, **more: Any) -> argparse.ArgumentParser:
+    """The command line of a program, ``python -m PROGRAM``, whose help shows the description as it is."""
+    form = argparse.RawDescriptionHelpFormatter
+    prog = f"python -m {program}"
+    return argparse.ArgumentParser(prog, description=description, formatter_class=form, allow_abbrev=False, **more)
 
 
 def guarded(name: str, run: Callable[[Console], int]) -> int:
@@ -44,7 +46,7 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
     except SystemExit:
         console.print("Interrupted; the server is stopped and its files are removed.")
         return 130
-    except (WrongArmError, ServerError, MeasureError, subprocess.CalledProcessError) as error:
+    except (WrongArmError, MeasureError, subprocess.CalledProcessError) as error:
         console.print(f"{name} has no table to show.", style="bold red")
         detail = f"\n{error.output}" if isinstance(error, subprocess.CalledProcessError) else ""
         console.print(f"{type(error).__name__}: {error}{detail}", markup=False, highlight=False)
@@ -64,11 +66,3 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"found {text}, allowed: 1 or more")
     return number
-
-
-@contextlib.contextmanager
-def work_folder(prefix: str) -> Iterator[Path]:
-    """A folder whose path is short enough for the sockets in it, removed at the end."""
-    here = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=here if len(here) <= _LONGEST_FOLDER else "/tmp") as folder:  # noqa: S108
-        yield Path(folder)

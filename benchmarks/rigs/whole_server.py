@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from benchmarks.ab import verdict
@@ -22,6 +23,7 @@ from benchmarks.ab.serving import MeasureError
 from benchmarks.ab.verdict import Measure
 from benchmarks.rigs import about, results, server_arms
 from benchmarks.rigs.arm import Arm, turns
+from benchmarks.rigs.server import Server
 from omni_fastpath.releases import installed_release
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
@@ -38,8 +40,8 @@ Rows = Mapping[tuple[str, str], Measure]
 AnArm = TypeVar("AnArm", bound=Arm)
 
 
-def deploy(name: str) -> Path:
-    """One of the simulated device's deploy YAMLs."""
+def deploy(name: str | Path) -> Path:
+    """One of the simulated device's deploy YAMLs; an absolute path stays what it is."""
     import omni_simulated_device
 
     return Path(omni_simulated_device.__file__).parent / "deploy" / name
@@ -65,6 +67,31 @@ def model_folder(kind: str) -> Path:
             with contextlib.suppress(OSError):  # another benchmark was faster
                 Path(made, "model").rename(folder)
     return folder
+
+
+def server(
+    arm: Arm,
+    model: str,
+    deploy_config: str | Path,
+    device: Mapping[str, Any] | None = None,
+    *,
+    light: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **given: Any,
+) -> Server:
+    """A server that is the arm.
+
+    Args:
+        arm: What it should be.
+        model: One of `omni_simulated_device.models`.
+        deploy_config: One of the simulated device's deploy YAMLs by name, or the path of another one.
+        device: As of `environment`.
+        light: As of `environment`.
+        variables: More of its environment.
+        given: What else `Server` takes.
+    """
+    made = {**environment(arm, device, light=light), **variables}
+    return Server(model_folder(model), deploy(deploy_config), environment=made, arguments=arm.arguments, **given)
 
 
 def environment(arm: Arm, device: Mapping[str, Any] | None = None, *, light: bool = False) -> dict[str, str | None]:
@@ -101,8 +128,7 @@ def run_starts(
     name: str,
     arms: Sequence[AnArm],
     starts: int,
-    kind: str | None,
-    measure: Callable[[AnArm, Path, Path], Mapping[str, Any]],
+    measure: Callable[[AnArm, Path], Mapping[str, Any]],
     *,
     of: Mapping[str, Any] | None = None,
     minutes: float = math.inf,
@@ -113,8 +139,7 @@ def run_starts(
         name: Of the benchmark.
         arms: Arms with names of their own; one that is there twice has twice as many starts.
         starts: Of each arm.
-        kind: Which of `omni_simulated_device.models`; None: no model is wanted.
-        measure: One start: from the arm, the model folder and a path for the log to the fields of its line.
+        measure: One start: from the arm and a path for the log to the fields of its line.
         of: Of what the starts are. Those that the file has of the same count, and a run that was cut off goes on.
         minutes: No start begins that would probably end later.
 
@@ -128,7 +153,6 @@ def run_starts(
         if line.get("of") == said and line["arm"] in found:
             found[line["arm"]].append(line)
     done, begun, longest_s = Counter({arm: len(lines) for arm, lines in found.items()}), time.monotonic(), 0.0
-    model = Path() if kind is None else model_folder(kind)
     with tempfile.TemporaryDirectory() as folder:
         for place, (_, arm) in enumerate(turns(arms, starts)):
             done[arm.name] -= 1
@@ -139,17 +163,11 @@ def run_starts(
                 results.progress(f"{place} of {len(arms) * starts} starts are done; the same command goes on")
                 break
             results.progress(f"start {place + 1} of {len(arms) * starts}: {arm.name}")
-            start = measure(arm, model, Path(folder) / f"{place}.log")
+            start = measure(arm, Path(folder) / f"{place}.log")
             results.save(name, {"arm": arm.name, "place": place, "of": of, **start})
             found[arm.name].append(start)
             longest_s = max(longest_s, time.monotonic() - began)
     return found
-
-
-def measure_of(level: float, figure: str, *, higher: bool = False) -> Measure:
-    """A row of a table as the verdict knows it: *figure* is ``NAME, UNIT``; *higher* is better, or lower."""
-    name, _, unit = figure.partition(", ")
-    return Measure("", f"{name} at {level:g}", unit, "higher" if higher else "lower")
 
 
 def judge(a: Sequence[Figures], b: Sequence[Figures], rows: Rows) -> dict[str, verdict.Verdict]:

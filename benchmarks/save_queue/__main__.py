@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -12,17 +11,13 @@ from typing import Any
 
 import benchmarks.save_queue
 from benchmarks.ab.capture import Capture, chat_request
-from benchmarks.rigs import results
+from benchmarks.rigs import results, side_by_side
 from benchmarks.rigs import server_arms as arms
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
-from benchmarks.rigs.captures import audio_gaps_s, digest, ttfp_s
-from benchmarks.rigs.open_loop import run_open_loop
-from benchmarks.rigs.quantiles import quantile
+from benchmarks.rigs.arm import STOCK, Arm
+from benchmarks.rigs.captures import audio_gaps_s, digest, quantile, run_open_loop, ttfp_s
 from benchmarks.rigs.results import progress
-from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import checked, deploy, run_starts
-from benchmarks.rigs.whole_server import environment as environment_of
+from benchmarks.rigs.whole_server import checked, run_starts
+from benchmarks.rigs.whole_server import server as server_of
 
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"})
 SLOW_MS = 200.0
@@ -31,7 +26,7 @@ RATE = 5.0
 """Arrivals a second."""
 STREAMS = 16
 FIRST_SLOW = 3
-ARMS = (STOCK, FASTPATH, STOCK_AGAIN)
+ARMS = (STOCK, FASTPATH, Arm("stock again"))
 """One server start each; the second stock is the A/A pair."""
 
 Batches = dict[int, list[list[dict[str, Any]]]]
@@ -50,22 +45,22 @@ def run(slow: Sequence[int], runs: int, stage: int) -> None:
         RuntimeError: An answer differs between runs or arms.
     """
 
-    def start(arm: Arm, model: Path, log: Path) -> dict[str, Any]:
-        return {"what": "server", "stage": stage, "batches": _measure(arm, slow, runs, stage, model, log)}
+    def start(arm: Arm, log: Path) -> dict[str, Any]:
+        return {"what": "server", "stage": stage, "batches": _measure(arm, slow, runs, stage, log)}
 
-    starts = run_starts("save_queue", ARMS, 1, "qwen3_omni", start)
+    starts = run_starts("save_queue", ARMS, 1, start)
     found = {name: start["batches"] for name, [start] in starts.items()}
     _check_content(found)
     _show(found, stage)
 
 
-def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, log: Path) -> Batches:
+def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, log: Path) -> Batches:
     import omni_simulated_device
 
     injection = {"stage": stage, "match": "slow", "ms": SLOW_MS}
-    environment = {**environment_of(arm), omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injection)}
+    variables = {omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injection)}
     found: Batches = {count: [] for count in slow}
-    with Server(model, deploy("qwen3_omni.yaml"), environment=environment, log_path=log) as server:
+    with server_of(arm, "qwen3_omni", "qwen3_omni.yaml", variables=variables, log_path=log) as server:
         _batch(server.url, 0)
         for number, count in itertools.product(range(runs), slow):
             progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
@@ -121,11 +116,7 @@ def _show(found: Mapping[str, Batches], stage: int) -> None:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.save_queue",
-        description=benchmarks.save_queue.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = side_by_side.parser("benchmarks.save_queue", benchmarks.save_queue.__doc__)
     parser.add_argument("--runs", type=int, default=4, help="batches of each arm and number; 4")
     parser.add_argument("--slow", type=int, nargs="+", default=[0, 1, 2, 4], help="numbers of slow streams")
     parser.add_argument("--stage", type=int, choices=(0, 1), default=0, help="which is slow: thinker or talker")

@@ -10,8 +10,7 @@ from typing import get_args
 
 import benchmarks.server
 from benchmarks.ab import verdict
-from benchmarks.rigs import overlays
-from benchmarks.rigs.side_by_side import interrupted
+from benchmarks.rigs import overlays, side_by_side
 from benchmarks.server.arms import ARMS, USUAL, named, parts
 from benchmarks.server.load import LAYOUTS, LEVELS, Kind, Load
 from benchmarks.server.measure import Host, capacity, measure, run
@@ -24,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the starts and print the table."""
     parser = _parser()
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, interrupted)
+    signal.signal(signal.SIGTERM, side_by_side.interrupted)
     try:
         load = Load(
             levels=options.rate or options.levels or LEVELS,
@@ -55,11 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.server",
-        description=benchmarks.server.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = side_by_side.parser("benchmarks.server", benchmarks.server.__doc__)
     parser.add_argument("--layout", choices=tuple(LAYOUTS), default=Load.layout)
     parser.add_argument(
         "--load", choices=get_args(Kind), default=Load.kind, help="of chat: text and audio, or text alone"

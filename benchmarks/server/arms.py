@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rigs import about
@@ -14,18 +13,6 @@ from omni_fastpath.patches import PATCHES
 from omni_fastpath.patches.connections import PATCH as CONNECTIONS
 from omni_simulated_device import WITHOUT_VARIABLE
 from omni_simulated_device.without import PARTS
-
-
-@dataclass(frozen=True)
-class ServerArm(Arm):
-    """One arm.
-
-    Attributes:
-        arguments: Of ``vllm serve``.
-    """
-
-    arguments: tuple[str, ...] = ()
-
 
 _ON = {"OMNI_FASTPATH": "1"}
 _2API = ("--api-server-count", "2")
@@ -50,14 +37,14 @@ _PARTS |= {
     if field.annotation is bool and patch.default_on
 }
 
-ARMS: Mapping[str, ServerArm] = {
+ARMS: Mapping[str, Arm] = {
     arm.name: arm
     for suffix, arguments in {"": (), "-2api": _2API}.items()
     for arm in (
-        ServerArm(f"poll{suffix}", {}, False, arguments),
-        ServerArm(f"event{suffix}", {}, True, arguments),
+        Arm(f"poll{suffix}", {}, False, arguments),
+        Arm(f"event{suffix}", {}, True, arguments),
         *(
-            ServerArm(name + suffix, environment, None, arguments)
+            Arm(name + suffix, environment, None, arguments)
             for name, environment in ({"default": _ON} | _PATCHES | _PARTS).items()
         ),
     )
@@ -69,14 +56,14 @@ STOCK = ("poll", "event")
 USUAL = tuple(ARMS[name] for name in (*STOCK, "default"))
 
 
-def parts() -> tuple[ServerArm, ...]:
+def parts() -> tuple[Arm, ...]:
     """The default set with one thing other than usual in each, and the first two patches alone."""
     names = [name for name in (*_PATCHES, *_PARTS) if not name.startswith(("with-", "only-"))]
     more = ("event+without-budgeted_drain", "only-budgeted_drain")
     return tuple(map(_combined, (*names, *more)))
 
 
-def _combined(text: str) -> ServerArm:
+def _combined(text: str) -> Arm:
     names, _, checkout = text.partition("@")
     arms = [ARMS[name] for name in names.split("+")]
     environment = {name: value for arm in arms for name, value in arm.environment.items()}
@@ -88,10 +75,10 @@ def _combined(text: str) -> ServerArm:
         environment["PYTHONPATH"] = str(Path(checkout).resolve())
         names += f"@{about.commit(Path(checkout).resolve())}"
     event_driven = next((arm.event_driven for arm in arms if arm.event_driven is not None), None)
-    return ServerArm(names, environment, event_driven, max((arm.arguments for arm in arms), key=len))
+    return Arm(names, environment, event_driven, max((arm.arguments for arm in arms), key=len))
 
 
-def named(text: str) -> tuple[ServerArm, ...]:
+def named(text: str) -> tuple[Arm, ...]:
     """The arms that a command line names, with commas, each once; ``a+b`` is what both are, ``a@FOLDER`` by older code.
 
     Raises:

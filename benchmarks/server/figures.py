@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from benchmarks.ab.capture import Capture
-from benchmarks.rigs.captures import audio_gaps_s, text_gaps_s, ttfp_s, ttft_s
-from benchmarks.rigs.quantiles import quantile
+from benchmarks.ab.verdict import Better
+from benchmarks.rigs.captures import audio_gaps_s, quantile, text_gaps_s, ttfp_s, ttft_s
 
 BYTES_A_SECOND = 24_000 * 2
 HEADER_BYTES = 44
@@ -37,6 +37,11 @@ class Figure(StrEnum):
     """Of the worst one: the instrument's own, as the next two."""
     CLIENT_LATE = "client late p99, ms"
     CLIENT = "client, cores"
+
+
+def better(name: str) -> Better:
+    """Which way a figure is better."""
+    return "higher" if name == Figure.RATE else "lower"
 
 
 INSTRUMENT = (Figure.ENGINES_LATE, Figure.CLIENT_LATE, Figure.CLIENT)

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.ab.capture import Capture, Request, chat_request, speech_request
 from benchmarks.limit import limit_of
-from benchmarks.rigs.captures import run_closed_loop
-from benchmarks.rigs.open_loop import run_open_loop
+from benchmarks.rigs.captures import run_closed_loop, run_open_loop
 from benchmarks.rigs.whole_server import FEWEST
 
 Kind = Literal["audio", "text"]

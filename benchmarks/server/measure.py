@@ -18,12 +18,10 @@ import omni_simulated_device
 from benchmarks.ab.capture import Capture
 from benchmarks.ab.serving import MeasureError
 from benchmarks.rigs import server_arms, whole_server
-from benchmarks.rigs.arm import WrongArmError
-from benchmarks.rigs.captures import digest, run_closed_loop
-from benchmarks.rigs.quantiles import quantile
+from benchmarks.rigs.arm import Arm, WrongArmError
+from benchmarks.rigs.captures import digest, quantile, run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked
-from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
 from omni_simulated_device import without
@@ -79,13 +77,12 @@ WARM_TOKENS = 20
 
 
 @contextlib.contextmanager
-def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Iterator[Server]:
+def serving(arm: Arm, load: Load, log: Path, host: Host = USUAL_HOST) -> Iterator[Server]:
     """The arm's server, warm, proved before and after.
 
     Args:
         arm: What it should be.
         load: What it will be asked.
-        model: The model's folder.
         log: Where its log goes.
         host: What it runs on.
 
@@ -93,11 +90,8 @@ def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
         WrongArmError: It was not what its arm says.
         MeasureError: A request failed.
     """
-    environment = whole_server.environment(arm, load.device, light=not host.stages)
-    deploy = whole_server.deploy(load.deploy)
-    with Server(
-        model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
-    ) as server:
+    given: dict[str, Any] = {"light": not host.stages, "log_path": log, "release": host.release}
+    with whole_server.server(arm, load.model, load.deploy, load.device, **given) as server:
         roles = {"api"} if host.stages else {"api", "engines"}
         server_arms.prove(server, arm, roles)
         asked = replace(load, tokens=WARM_TOKENS).asked("warming up", FEWEST)
@@ -109,7 +103,7 @@ def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
         server_arms.check_gate(arm, server_arms.prove(server, arm, roles), has_talker=has_talker)
 
 
-def _check_without(arm: ServerArm, server: Server, log: Path) -> None:
+def _check_without(arm: Arm, server: Server, log: Path) -> None:
     """Check that the parts that an arm goes without were taken out."""
     said, pids = log.read_text(encoding="utf-8", errors="replace"), server.pids("api")
     for part in filter(None, arm.environment.get(omni_simulated_device.WITHOUT_VARIABLE, "").split(",")):
@@ -152,7 +146,7 @@ def unfit(found: Mapping[str, float]) -> str | None:
     return None
 
 
-def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
+def measure(arm: Arm, load: Load, log: Path, host: Host = USUAL_HOST) -> Start:
     """One start of the arm's server at each level.
 
     Raises:
@@ -161,7 +155,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     """
     found: Levels = {}
     answers: dict[str, list[str]] = {}
-    with serving(arm, load, model, log, host) as server:
+    with serving(arm, load, log, host) as server:
         for level in load.levels:
             found[f"{level:g}"], captures = run_level(server, load, level, log)
             answers[f"{level:g}"] = [digest(capture) for capture in captures]
@@ -174,14 +168,14 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     }
 
 
-def capacity(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
+def capacity(arm: Arm, load: Load, log: Path, host: Host = USUAL_HOST) -> Start:
     """The most streams of `LADDER` that one start of the arm's server bears, found by halves; 0: not the fewest.
 
     Raises:
         As `measure`.
     """
     found: Levels = {}
-    with serving(arm, load, model, log, host) as server:
+    with serving(arm, load, log, host) as server:
         least, most = -1, len(LADDER)
         while most - least > 1:
             at = (least + most) // 2
@@ -232,7 +226,7 @@ def _said(text: str) -> dict[str, dict[str, float]]:
 
 def run(
     name: str,
-    arms: Sequence[ServerArm],
+    arms: Sequence[Arm],
     starts: int,
     load: Load,
     host: Host = USUAL_HOST,
@@ -254,8 +248,8 @@ def run(
         of_start: `measure` or `capacity`.
     """
 
-    def start(arm: ServerArm, model: Path, log: Path) -> Start:
-        return {"load": load, "host": host, **of_start(arm, load, model, log, host)}
+    def start(arm: Arm, log: Path) -> Start:
+        return {"load": load, "host": host, **of_start(arm, load, log, host)}
 
     of = {"load": load, "host": host, "what": of_start.__name__} if goes_on else None
-    return whole_server.run_starts(name, arms, starts, load.model, start, of=of, minutes=minutes)
+    return whole_server.run_starts(name, arms, starts, start, of=of, minutes=minutes)

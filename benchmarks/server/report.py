@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.ab import verdict
 from benchmarks.rigs import about, results
-from benchmarks.rigs.whole_server import Rows, judge, measure_of, widest
+from benchmarks.rigs.whole_server import Rows, judge, widest
 from benchmarks.server.arms import STOCK
-from benchmarks.server.figures import INSTRUMENT, Figure, figures
+from benchmarks.server.figures import INSTRUMENT, Figure, better, figures
 from benchmarks.server.load import Load
 from benchmarks.server.measure import LADDER, MORE_DRY_MS, TIMES_AUDIO, Host, Start, unfit
 
@@ -60,10 +60,10 @@ def _show_verdicts(found: Found, load: Load) -> None:
         arms = {arm: [start["figures"] for start in each] for arm, each in found.items()}
         verdicts = [judge(arms[a], arms[b], rows) for a, b in compared]
         for (_, name), row in rows.items():
-            cells = [row.title]
+            cells = [row.name]
             for (a, b), said in zip(compared, verdicts, strict=True):
                 ratio = _median(_values(found[b], level, name)) / (_median(_values(found[a], level, name)) or math.nan)
-                cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else f"{ratio:.2f}")
+                cells.append(f"{ratio:.2f} {said[row.name]}" if row.name in said else f"{ratio:.2f}")
             table.append(cells)
         table.append([])
     if table:
@@ -79,7 +79,8 @@ def judged(load: Load, level: float, found: Found) -> Rows:
     names = [name for name in names if any(_values(each, level, name) for each in found.values())]
     if load.loop == "open":
         names.remove(Figure.RATE)
-    return {(f"{level:g}", name): measure_of(level, name, higher=name is Figure.RATE) for name in names}
+    titles = {name: f"{name.partition(', ')[0]} at {level:g}" for name in names}
+    return {(f"{level:g}", name): verdict.Measure(title, better(name)) for name, title in titles.items()}
 
 
 def show_parts(found: Found, load: Load, host: Host) -> None:

@@ -7,6 +7,12 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where upstream's connector keeps its chunks
 
+
+def segments(word: str = "") -> list[str]:
+    """What lies there with a word in its name."""
+    return sorted(path.name for path in SHARED_MEMORY.iterdir() if word in path.name)
+
+
 FLAT = {"alone_ms": 0, "saturating_ms": 0, "per_req_us": 0, "per_token_us": 0}
 """What the step of an H100 has besides its fixed part: none of it."""
 

@@ -11,7 +11,6 @@ this program's own, where the machine allows that.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -21,9 +20,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,12 @@ import aiohttp
 import psutil
 from rich.console import Console
 
-from benchmarks.ab import capture as captures
-from benchmarks.ab.capture import Capture, answers_differ, chat_request
-from benchmarks.rigs import results, server_arms, whole_server
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import STOCK
+from benchmarks.ab.capture import Capture, answers_differ, chat_request, follow, session
+from benchmarks.rigs import results, server_arms, side_by_side, whole_server
+from benchmarks.rigs.arm import STOCK, Arm
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import guarded, work_folder
-from benchmarks.trust import FLAT, SHARED_MEMORY, injected
+from benchmarks.rigs.side_by_side import guarded
+from benchmarks.trust import FLAT, SHARED_MEMORY, injected, segments
 from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
 
@@ -204,19 +202,6 @@ class Served:
     """Process, patch and reason."""
 
 
-async def _follow(to: aiohttp.ClientSession, capture: Capture, reads: asyncio.Event | None) -> None:
-    """As ``capture.send``, into a capture that others can look at, and perhaps not reading before it is time to."""
-    path, body = capture.request.path, dict(capture.request.body)
-    try:
-        async with to.post(path, json=body, read_bufsize=READ_BUFFER if reads else None) as response:
-            capture.status = response.status
-            if reads is not None:
-                await reads.wait()
-            await captures._record(capture, response)
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
-        capture.fail(f"{type(error).__name__}: {error}")
-
-
 async def _until(is_so: Callable[[], bool]) -> None:
     for _ in range(int(LIMIT_S / 0.005)):
         if is_so():
@@ -227,7 +212,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Capture], float]:
     """What was answered, and how long ``act`` took, seconds; *place* is the fault's among those of this server."""
     found: list[Capture] = []
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[Capture]] = []
     reads = asyncio.Event()
 
     def begin(to: aiohttp.ClientSession, *, is_hit: bool) -> Callable[[], bool]:
@@ -237,12 +222,13 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
         request = chat_request(f"Question {number} of {fault.name}", ignore_eos=True, request_id=name, **body)
         capture = Capture(request, 0.0)
         is_late = is_hit and fault.name == "late"
-        task = asyncio.create_task(_follow(to, capture, reads if is_late else None))
+        how: dict[str, Any] = {"reads": reads, "read_bufsize": READ_BUFFER} if is_late else {}
+        task = asyncio.create_task(follow(to, capture, **how))
         found.append(capture)
         tasks.append(task)
         return lambda: task.done() or bool(capture.pieces or (is_late and capture.status))
 
-    async with captures.session(server.url) as to:
+    async with session(server.url) as to:
         if fault.act is not None and fault.is_first:
             await fault.act(server)
         for number in range(STREAMS):
@@ -267,18 +253,14 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
 
 
 def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Served:
-    environment = whole_server.environment(arm, {"stages": STAGES}, light=world.light)
-    environment["VLLM_OMNI_INPUT_WAIT_TIMEOUT_S"] = str(CHUNK_WAIT_S)
-    environment["PYTHONPATH"] = injected.plugin(work / arm.name)
+    plugin = injected.plugin(work / arm.name)
+    variables = {"VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": str(CHUNK_WAIT_S), "PYTHONPATH": plugin}
     deploy = work / "deploy.yaml"
     deploy.write_text(whole_server.deploy("qwen3_omni.yaml").read_text().replace(*_REPLICAS[world.code2wavs]))
-    server = Server(
-        whole_server.model_folder("qwen3_omni"),
-        deploy,
-        environment=environment,
-        arguments=world.arguments,
-        log_path=results.FOLDER.resolve() / "faults-logs" / f"{world.name}-{arm.name}.log",
-    )
+    log = results.FOLDER.resolve() / "faults-logs" / f"{world.name}-{arm.name}.log"
+    given: dict[str, Any] = {"light": world.light, "variables": variables, "log_path": log}
+    arm = replace(arm, arguments=world.arguments)
+    server = whole_server.server(arm, "qwen3_omni", deploy, {"stages": STAGES}, **given)
     before, seen = _segments(), []
     with server:
         server_arms.prove(server, arm, {"api", "engines"} if world.light else server_arms.roles(3))
@@ -301,7 +283,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
 
 def _segments() -> set[str]:
     """What lies there, if nobody else's does."""
-    return {each.name for each in SHARED_MEMORY.iterdir()} if os.environ.get(_PRIVATE) == "1" else set()
+    return set(segments()) if os.environ.get(_PRIVATE) == "1" else set()
 
 
 # ---- Stock and fastpath ----
@@ -342,8 +324,8 @@ def _run(names: Sequence[str], console: Console) -> int:
 
 def _pair(world: World, faults: Sequence[Fault], console: Console) -> list[str]:
     """The faults on a pair of servers, in a table; in what fastpath differs."""
-    with work_folder("faults-") as work:
-        stock, fast = (_serve(arm, world, faults, work) for arm in (STOCK, FASTPATH))
+    with tempfile.TemporaryDirectory() as work:
+        stock, fast = (_serve(arm, world, faults, Path(work)) for arm in (STOCK, FASTPATH))
     differ = [_compare(fault, *seen) for fault, *seen in zip(faults, stock.seen, fast.seen, strict=True)]
     rows = []
     for fault, found, a, b in zip(faults, differ, stock.seen, fast.seen, strict=True):
@@ -373,7 +355,7 @@ def _both(values: Iterable[Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do the faults; 0: no difference, 1: one, or it could not be seen, 2: usage, 130: interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.faults", description=__doc__, allow_abbrev=False)
+    parser = side_by_side.parser("benchmarks.trust.faults", __doc__)
     parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
     names = parser.parse_args(argv).names
     if _PRIVATE not in os.environ:

@@ -15,7 +15,6 @@ down by more than a quarter, a request failed, or a process had to be killed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -36,12 +35,11 @@ import psutil
 
 from benchmarks.ab.capture import Request, chat_request, send, session
 from benchmarks.rigs import about, results, server_arms, whole_server
-from benchmarks.rigs.captures import run_closed_loop, ttfp_s
-from benchmarks.rigs.quantiles import quantile
+from benchmarks.rigs.captures import quantile, run_closed_loop, ttfp_s
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import interrupted
+from benchmarks.rigs.side_by_side import interrupted, parser
 from benchmarks.server.arms import ARMS
-from benchmarks.trust import FLAT, SHARED_MEMORY
+from benchmarks.trust import FLAT, SHARED_MEMORY, segments
 
 STEPS = {
     "*": FLAT,
@@ -76,12 +74,8 @@ def _asked(name: str, number: int | str, draws: random.Random, leaves: float = 0
     return chat_request(f"Question {number}", abort_after=after, **body)
 
 
-def _chunks(name: str) -> list[str]:
-    return [each.name for each in SHARED_MEMORY.iterdir() if name in each.name]
-
-
 def _sample(server: Server, name: str) -> Sample:
-    found: Sample = {("all", CHUNKS): sum(LEAVER not in each for each in _chunks(name))}
+    found: Sample = {("all", CHUNKS): sum(LEAVER not in each for each in segments(name))}
     for pid, role in server.processes().items():
         with contextlib.suppress(psutil.Error):  # it may have ended
             process = psutil.Process(pid)
@@ -116,13 +110,12 @@ def run(side: str, folder: Path, seconds: float, ready: threading.Barrier) -> di
     deploy = folder / f"{side}.yaml"
     text = whole_server.deploy("qwen3_omni.yaml").read_text()
     deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
-    environment, model = whole_server.environment(arm, {"stages": STEPS}), whole_server.model_folder("qwen3_omni")
 
     def watch() -> None:
         while not done.wait(seconds / SAMPLES):
             samples.append((time.monotonic(), _sample(server, name)))
 
-    with Server(model, deploy, environment=environment, arguments=arm.arguments) as server:
+    with whole_server.server(arm, "qwen3_omni", deploy, {"stages": STEPS}) as server:
         server_arms.prove(server, arm, {"api"})
         warm = [_asked(name, f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
         whole_server.checked(run_closed_loop(server.url, warm, SLOTS), audio=True)
@@ -139,7 +132,7 @@ def run(side: str, folder: Path, seconds: float, ready: threading.Barrier) -> di
         after = _sample(server, name)
         server_arms.prove(server, arm, {"api"})
     assert server.shutdown is not None
-    left = _chunks(name)
+    left = segments(name)
     for each in left:
         (SHARED_MEMORY / each).unlink(missing_ok=True)
     growth = {key: more - before[key] if key[1] != MEMORY else _slope(samples, key) for key, more in after.items()}
@@ -180,13 +173,9 @@ def judge(sides: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
 
 def main() -> int:
     """Run all sides at the same time and print what grew. The exit code is 1 if the rule is violated."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trust.hours",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--minutes", type=float, default=60.0)
-    seconds = 60 * parser.parse_args().minutes
+    command = parser("benchmarks.trust.hours", __doc__)
+    command.add_argument("--minutes", type=float, default=60.0)
+    seconds = 60 * command.parse_args().minutes
     signal.signal(signal.SIGTERM, interrupted)
     ready = threading.Barrier(len(SIDES))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:

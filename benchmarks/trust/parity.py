@@ -13,7 +13,6 @@ in this way cannot be compared and are counted separately.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -28,11 +27,9 @@ from dataclasses import dataclass, replace
 import aiohttp
 from rich.console import Console
 
-from benchmarks.rigs import about, results, server_arms, whole_server
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import FASTPATH, STOCK
+from benchmarks.rigs import about, results, server_arms, side_by_side, whole_server
+from benchmarks.rigs.arm import FASTPATH, STOCK, Arm
 from benchmarks.rigs.captures import in_flight
-from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, positive
 from benchmarks.trust import FLAT, kinds
 from benchmarks.trust.kinds import Asked, Kinds
@@ -322,7 +319,7 @@ class Start:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run both arms of each model. 0: no difference, 1: a difference or a failure, 2: usage, 130: interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.parity", description=__doc__, allow_abbrev=False)
+    parser = side_by_side.parser("benchmarks.trust.parity", __doc__)
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help="default both")
     parser.add_argument("--requests", type=positive, default=200, metavar="N", help="of each start (default 200)")
     options = parser.parse_args(argv)
@@ -361,13 +358,9 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
     def tell(words: str) -> None:
         results.progress(f"{time.monotonic() - begun:4.0f} s, {model.name}, {arm.name}: {words}")
 
-    server = Server(
-        whole_server.model_folder(model.name),
-        whole_server.deploy(model.deploy),
-        environment=whole_server.environment(replace(arm, event_driven=model.event_driven), {"stages": STAGES}),
-        arguments=model.arguments,
-        log_path=results.FOLDER.resolve() / "parity-logs" / f"{model.name}-{arm.name}.log",
-    )
+    arm = replace(arm, event_driven=model.event_driven, arguments=model.arguments)
+    log = results.FOLDER.resolve() / "parity-logs" / f"{model.name}-{arm.name}.log"
+    server = whole_server.server(arm, model.name, model.deploy, {"stages": STAGES}, log_path=log)
     roles = server_arms.roles(model.stages, model.replicas)
     answers: list[Answer] = []
     counters: dict[str, float] = {}

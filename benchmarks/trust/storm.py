@@ -11,7 +11,6 @@ differs from the one before the storm, or if the client that stayed did not get 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,17 +27,16 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from benchmarks.ab.capture import Request, chat_request, send, session
-from benchmarks.rigs import whole_server
-from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.arms import FASTPATH, STOCK
+from benchmarks.rigs import side_by_side, whole_server
+from benchmarks.rigs.arm import FASTPATH, STOCK
 from benchmarks.rigs.captures import digest
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded
-from benchmarks.trust import SHARED_MEMORY
+from benchmarks.trust import segments
 
 COUNT, AT_ONCE, PARITY = 1000, 32, 20
 REST_S = 15.0
-STEPS = {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
+DEVICE = {"stages": {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}}
 NAME = f"storm-{os.getpid()}"
 """In the id of every request, and so in the name of each of its chunks."""
 SAME = f"{NAME}-same"
@@ -62,11 +60,6 @@ class Seen:
     def is_well(self) -> bool:
         """Whether nothing stayed and every answer is the same."""
         return not self.files_after and self.answers == PARITY + 1 and not self.differ
-
-
-def files() -> list[str]:
-    """The chunks and lock files of this program's requests."""
-    return sorted(path.name for path in SHARED_MEMORY.iterdir() if NAME in path.name)
 
 
 async def _leave(url: str, model: str, number: int, rng: random.Random) -> None:
@@ -112,7 +105,7 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     async def leaves() -> None:
         for number in waiting:
             await _leave(url, server.model, number, rng)
-            seen.files_during = max(seen.files_during, len(files()))
+            seen.files_during = max(seen.files_during, len(segments(NAME)))
 
     began_s = time.monotonic()
     one = asyncio.create_task(_answers(url, [stays]))
@@ -123,7 +116,7 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     seen.answers = len(after)
     seen.differ = sum(mine != theirs for mine, theirs in zip(after, before, strict=True))
     await asyncio.sleep(rest_s)
-    seen.files_after = files()
+    seen.files_after = segments(NAME)
     snapshots = server.snapshots()
     if snapshots:
         patch = snapshots["api"].patches["abandoned_chunks"]
@@ -131,24 +124,17 @@ async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     return seen
 
 
-def made(arm: Arm, deploy: str, release: str | None = None) -> Server:
-    """A server for a storm."""
-    model = whole_server.model_folder("qwen3_omni")
-    environment = whole_server.environment(arm, {"stages": STEPS})
-    return Server(model, whole_server.deploy(deploy), environment=environment, release=release)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """0: nothing stayed and all answers are the same. 1: not so."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.storm", description=__doc__, allow_abbrev=False)
+    parser = side_by_side.parser("benchmarks.trust.storm", __doc__)
     parser.add_argument("--clients", type=int, default=COUNT, help=f"that leave (default {COUNT})")
-    parser.add_argument("--deploy", default="qwen3_omni_2x.yaml", help="one of the simulated device's deploy YAMLs")
     parser.add_argument("--stock", action="store_true", help="without this package")
     parser.add_argument("--release", help="another release of vLLM-Omni")
     options = parser.parse_args(argv)
 
     def run(console: Console) -> int:
-        with made(STOCK if options.stock else FASTPATH, options.deploy, options.release) as server:
+        arm = STOCK if options.stock else FASTPATH
+        with whole_server.server(arm, "qwen3_omni", "qwen3_omni_2x.yaml", DEVICE, release=options.release) as server:
             seen = asyncio.run(storm(server, options.clients))
         say = partial(console.print, highlight=False, soft_wrap=True)
         say(f"{options.clients} clients left in {seen.storm_s:.0f} s; at most {seen.files_during} files meanwhile")

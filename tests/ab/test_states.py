@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.ab import states
-from benchmarks.rigs.snapshots import PatchRecord, Snapshot
+from benchmarks.ab.states import PatchRecord, Snapshot
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from tests.tools import made

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from benchmarks.ab import verdict
 from benchmarks.ab.verdict import Measure, interval, p_value, verdicts
 
-TTFP = Measure("", "TTFP p50", "ms", "lower")
+TTFP = Measure("TTFP p50", "lower")
 LOW, HIGH = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
-OTHERS = tuple(Measure("", f"other {number}", "ms", "lower") for number in range(8))
+OTHERS = tuple(Measure(f"other {number}", "lower") for number in range(8))
 
 
 def test_a_verdict_is_shown_with_what_it_rests_on() -> None:
@@ -56,7 +56,7 @@ def test_further_measures_share_a_level(clear: int, word: str) -> None:
 
 def test_words_say_which_way_is_better() -> None:
     """B above A is worse where lower is better, and better where higher is."""
-    rate = Measure("", "throughput", "req/s", "higher")
+    rate = Measure("throughput", "higher")
     found = verdicts([TTFP, rate], {TTFP.name: LOW, rate.name: LOW}, {TTFP.name: HIGH, rate.name: HIGH})
     assert found[TTFP.name].word == "worse"
     assert found[rate.name].word == "better"

@@ -15,7 +15,6 @@ KINDS = ("DELTA", "CUMULATIVE", "FINAL_ONLY")
 
 _READERS = (
     "benchmarks.rigs.inprocess",
-    "benchmarks.rigs.engine_requests",
     "vllm.v1.metrics.stats",
     "vllm_omni.engine.orchestrator",
     "vllm_omni.engine.stage_pool",

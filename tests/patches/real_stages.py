@@ -32,7 +32,7 @@ from vllm_omni.engine.stage_runtime import StageRuntime
 from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorWrapper
 
 import omni_simulated_device
-from benchmarks.rigs.engine_requests import engine_request
+from benchmarks.rigs.inprocess import engine_request
 from omni_fastpath.declare import Process
 from tests.patches.drive import only
 

@@ -16,8 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.messages import AddCompanionRequestMessage
 from zmq.error import ZMQError
 
-from benchmarks.rigs.engine_requests import engine_request
-from benchmarks.rigs.inprocess import QWEN3_OMNI
+from benchmarks.rigs.inprocess import QWEN3_OMNI, engine_request
 from tests.patches.drive import only
 from tests.schedules.drain_world import Shape, World
 

@@ -23,8 +23,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm_omni.engine.membership_controller import MembershipController
 from vllm_omni.engine.messages import AbortRequestMessage, ShutdownRequestMessage, StageSubmissionMessage
 
-from benchmarks.rigs.engine_requests import engine_request
-from benchmarks.rigs.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
+from benchmarks.rigs.inprocess import Pipeline, Replica, Stage, audio, batch, codes, engine_request, silent, text
 from tests.patches import content
 from tests.schedules.virtual_time import VirtualLoop
 

@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def server(models: Callable[[str], Path]) -> Callable[..., Any]:
     """Return a function that makes a server, which is a context manager."""
-    from benchmarks.rigs.process_arms import has_no_use
+    from benchmarks.rigs.arm import has_no_use
     from benchmarks.rigs.server import Server
 
     def make(

@@ -23,9 +23,9 @@ FILE = DEPLOY / "qwen3_omni.yaml"
 @contextlib.contextmanager
 def headless(server: Any, stage: int, master: tuple[str, ...], folder: Path) -> Iterator[None]:
     """``vllm serve --headless`` for one stage, in the server's environment."""
-    from benchmarks.rigs.server import vllm_command
+    from benchmarks.rigs.server import VLLM
 
-    command = [*vllm_command(), "serve", server.model, "--omni", "--headless", "--deploy-config", str(FILE)]
+    command = [str(VLLM), "serve", server.model, "--omni", "--headless", "--deploy-config", str(FILE)]
     command += ["--stage-id", str(stage), *master]
     log = folder / f"stage{stage}-{time.monotonic_ns()}.log"
     child = Child(command=command, environment=server.environment(), log=log, folder=folder)

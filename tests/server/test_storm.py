@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
-from benchmarks.rigs.arms import FASTPATH
+from benchmarks.rigs import whole_server
+from benchmarks.rigs.arm import FASTPATH
 from benchmarks.trust import storm
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
 def test_nothing_stays_of_clients_that_left() -> None:
     """No chunk or lock file is left, and every answer is the same, also under the id of those that left."""
-    with storm.made(FASTPATH, "qwen3_omni.yaml") as server:
+    with whole_server.server(FASTPATH, "qwen3_omni", "qwen3_omni.yaml", storm.DEVICE) as server:
         seen = asyncio.run(storm.storm(server, 60))
     assert seen.state == "applied"
     assert seen.counters["chunks"] > 0

@@ -17,7 +17,6 @@ from benchmarks.limit import limit_of
 from benchmarks.rigs import server_arms, whole_server
 from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.captures import differences, run_closed_loop
-from benchmarks.rigs.server import Server
 from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs
 
@@ -34,8 +33,8 @@ def recorded(
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The answers, and every raw output behind them."""
     variables = raw_outputs.plugin(folder / f"{kind}-{device}")
-    environment = {**whole_server.environment(arm, {"stages": FAST}, light=device == "light"), **variables}
-    with Server(whole_server.model_folder(kind), whole_server.deploy(deploy), environment=environment) as server:
+    given: dict[str, Any] = {"light": device == "light", "variables": variables}
+    with whole_server.server(arm, kind, deploy, {"stages": FAST}, **given) as server:
         captures = run_closed_loop(server.url, requests, 1)
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
         found = server_arms.prove(server, arm, {"api", "engines" if device == "light" else "stage0_replica0"})

@@ -52,6 +52,16 @@ def choose(key: bytes, purpose: str, low: int, high: int) -> int:
     return low + int.from_bytes(_digest(key, purpose.encode(), 0, 8), "little") % (high - low + 1)
 
 
+def text_length(
+    key: bytes, settings: StageSettings, least: int, limit: int, ignores_eos: bool
+) -> tuple[int | None, int]:
+    """After how many tokens a text ends by itself (None: never), and how many it will have, *limit* at most."""
+    if ignores_eos:
+        return None, limit
+    length = max(choose(key, "text length", settings.min_tokens, settings.max_tokens), least + 1)
+    return length, min(length, limit)
+
+
 def speech_frames(key: bytes, settings: StageSettings, text_tokens: int, min_tokens: int) -> int:
     """Codec frames of a request with so many text tokens; 0: the talker is the first stage and sees none."""
     if settings.frames_per_token and text_tokens:

@@ -38,12 +38,12 @@ _CHAT_TEMPLATE = (
 )
 _PATCHES = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
 _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_ROPE = {"rope_type": "default", "type": "default", "interleaved": True}
 
 
 def write_qwen3_omni_tiny(folder: Path) -> None:
     """Write a Qwen3-Omni model folder of a few million weights, with the vocabularies of the published model."""
-    write_qwen3_omni(folder, _qwen3_omni_tiny_config())
+    # A few narrow layers; token ids and the number of codebooks are those of the large one.
+    write_qwen3_omni(folder, _changed(_published("qwen3_omni"), _published("qwen3_omni_tiny")))
 
 
 def write_qwen3_omni(folder: Path, config: Mapping[str, Any] | None = None) -> None:
@@ -129,32 +129,17 @@ def _write_tokenizer(
     fast.save_pretrained(folder)
 
 
-def _qwen3_omni_tiny_config() -> dict[str, Any]:
-    """A few narrow layers; token ids and the number of codebooks are those of the large one."""
-    config = _published("qwen3_omni")
-    thinker, talker = config["thinker_config"], config["talker_config"]
-    width, talker_width = 128, 64
-    attention = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
-    layer = {
-        **attention,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 128,
-        "moe_intermediate_size": 64,
-        "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10], "mrope_interleaved": True},
-    }
-    thinker["text_config"] |= {**layer, "hidden_size": width, "num_hidden_layers": 3}
-    thinker["audio_config"]["output_dim"] = thinker["vision_config"]["out_hidden_size"] = width
-    talker |= {"accept_hidden_layer": 2, "thinker_hidden_size": width}
-    talker["text_config"] |= {**layer, "hidden_size": talker_width, "num_hidden_layers": 2}
-    talker["text_config"]["shared_expert_intermediate_size"] = 64
-    talker["code_predictor_config"] |= {**attention, "hidden_size": talker_width, "num_hidden_layers": 1}
-    config["code2wav_config"] |= {"hidden_size": 64, "num_hidden_layers": 1, "decoder_dim": 64}
-    return config
+def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with these changes, at every depth."""
+    deeper = {key: _changed(config.get(key, {}), each) for key, each in changes.items() if isinstance(each, dict)}
+    return {**config, **changes, **deeper}
 
 
 def _published(model: str) -> dict[str, Any]:
-    """What differs from the defaults of the configuration classes; widths between stages are the published ones."""
+    """What differs from the defaults of the configuration classes, of the tiny one from the large one.
+
+    Widths between stages are the published ones.
+    """
     path = Path(__file__).parent / "configs" / f"{model}.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return config

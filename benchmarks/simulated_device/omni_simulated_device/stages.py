@@ -82,11 +82,8 @@ class Thinker:
             request.key = content.content_key(self._seed, "text", request.prompt_token_ids, seed)
         room = self._context - len(request.prompt_token_ids)
         limit = min(room, params.max_tokens) if params.max_tokens is not None else room
-        if params.ignore_eos:
-            return request.key, None, limit
-        length = content.choose(request.key, "text length", self._settings.min_tokens, self._settings.max_tokens)
-        length = max(length, params.min_tokens + 1)
-        return request.key, length, min(length, limit)
+        settings, least = self._settings, params.min_tokens
+        return request.key, *content.text_length(request.key, settings, least, limit, params.ignore_eos)
 
     def step(self, request: RequestState, scheduled: int) -> StepResult:
         """Publish the rows of the tokens computed here and, once the prompt is complete, sample one token."""

@@ -145,6 +145,15 @@ class Behaviour:
         """Make the step."""
         raise NotImplementedError
 
+    def _fix_content(self, live: Live, kind: str, *what: object) -> bytes:
+        """For a first stage and those that see only zeros."""
+        request, params = live.request, live.request.params
+        final = request.information.get("omni_final_stage_id")
+        live.stream.final_stage = None if final is None else int(final)
+        seed = content.sampling_seed(params.get("seed"), params.get("temperature", 1.0))
+        live.stream.key = content.content_key(self.spec.seed, kind, request.prompt, *what, seed)
+        return live.stream.key
+
     def _stopped(self, live: Live, token: int) -> tuple[int | None, int | None]:
         """Finish and stop reason after *token*, as ``vllm/v1/core/sched/utils.py`` (``check_stop``) has them."""
         params = live.request.params
@@ -159,26 +168,16 @@ class Behaviour:
         return None, None
 
 
-def _sampling_seed(request: Request) -> int | None:
-    return content.sampling_seed(request.params.get("seed"), request.params.get("temperature", 1.0))
-
-
 class Thinker(Behaviour):
     """Qwen3-Omni stage 0: one text token a step; the talker gets a chunk from the second one on."""
 
     def begin(self, live: Live) -> None:
-        """Fix the content, for this stage and those that see only zeros."""
-        request, stream = live.request, live.stream
-        final = request.information.get("omni_final_stage_id")
-        stream.final_stage = None if final is None else int(final)
-        stream.key = content.content_key(self.spec.seed, "text", request.prompt, _sampling_seed(request))
-        params, settings = request.params, self.spec.settings
-        room, most = self.spec.context - len(request.prompt), params.get("max_tokens", 16)
+        """Fix the content and how much of it there will be."""
+        key, params = self._fix_content(live, "text"), live.request.params
+        room, most = self.spec.context - len(live.request.prompt), params.get("max_tokens", 16)
         limit = room if most is None else min(room, int(most))
-        if not params.get("ignore_eos"):
-            length = content.choose(stream.key, "text length", settings.min_tokens, settings.max_tokens)
-            live.ends_at = max(length, int(params.get("min_tokens", 0)) + 1)
-        stream.text_tokens = limit if live.ends_at is None else min(live.ends_at, limit)
+        least, goes_on = int(params.get("min_tokens", 0)), bool(params.get("ignore_eos"))
+        live.ends_at, live.stream.text_tokens = content.text_length(key, self.spec.settings, least, limit, goes_on)
 
     def answer(self, live: Live) -> Answer:
         """The next token."""
@@ -260,12 +259,8 @@ class SpeechTalker(_Talker):
     """Qwen3-TTS stage 0: codec frames from the client's text."""
 
     def begin(self, live: Live) -> None:
-        """Fix the content, for this stage and the one that sees only zeros."""
-        request, stream = live.request, live.stream
-        final = request.information.get("omni_final_stage_id")
-        stream.final_stage = None if final is None else int(final)
-        spoken = [request.information.get(name) for name in content.SPEECH_CONTENT]
-        stream.key = content.content_key(self.spec.seed, "speech", request.prompt, spoken, _sampling_seed(request))
+        """Fix the content."""
+        self._fix_content(live, "speech", [live.request.information.get(name) for name in content.SPEECH_CONTENT])
 
 
 class Code2Wav(Behaviour):

@@ -24,10 +24,6 @@ class Layout(msgspec.Struct):
     names: list[str]
     defaults: list[Any]
 
-    def place(self, name: str) -> int:
-        """Where a field stands."""
-        return self.names.index(name)
-
 
 class Record:
     """Makes arrays of a layout out of a few fields that are always given, in this order.
@@ -37,7 +33,7 @@ class Record:
 
     def __init__(self, layout: Layout, *names: str) -> None:
         self._defaults = list(layout.defaults)
-        self._places = [layout.place(name) if name in layout.names else None for name in names]
+        self._places = [layout.names.index(name) if name in layout.names else None for name in names]
         self._end = max(place for place in self._places if place is not None) + 1
 
     def make(self, *values: Any) -> list[Any]:
