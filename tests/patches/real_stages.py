@@ -72,8 +72,7 @@ class Stream:
         return SamplingParams(ignore_eos=True, detokenize=False, **(of_talker if stage else of_thinker))
 
 
-PIPELINE_STREAMS = (Stream("one", 12), Stream("two", 30), Stream("three", 20, arrives=6))
-THINKER_STREAMS = (
+STREAMS = (
     Stream("seeded", 20, temperature=0.2),  # first, so that its prompt is not cut: no CPU generator takes a draw back
     Stream("first", 25),
     Stream("long", 150, arrives=4),
@@ -82,13 +81,15 @@ THINKER_STREAMS = (
 )
 """With 64 tokens a step the thinker computes the long prompts in pieces, while others are held."""
 
+SLOW = (("first", 6), ("seeded", 30))
+"""For each stage a stream, and how many steps each of its sends lasts. The talker has something to send once in 25."""
+
 
 class Stage(StageEngineCoreProc):  # type: ignore[misc]
     """Upstream's engine core of one stage, which its owner steps.
 
     Attributes:
         left_out: By stream: steps that a running request was left out of.
-        left_out_of_prompt: The same, those between two pieces of its prompt.
     """
 
     def __init__(self, vllm_config: Any, executor_class: type, holds: random.Random | None) -> None:
@@ -96,7 +97,6 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
         EngineCore.__init__(self, vllm_config, executor_class, log_stats=False)
         self.turns = 0
         self.left_out: Counter[str] = Counter()
-        self.left_out_of_prompt: Counter[str] = Counter()
         self._holds = holds
         self._still_held: Counter[str] = Counter()
         self._schedule = self.scheduler.schedule
@@ -131,9 +131,7 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
         assert not [request.request_id for request in held if request.request_id in scheduled]
         for request in running:
             if request.request_id not in scheduled and request.status == RequestStatus.RUNNING:
-                name = request.external_req_id.partition("-")[0]
-                self.left_out[name] += 1
-                self.left_out_of_prompt[name] += request.num_computed_tokens < request.num_prompt_tokens
+                self.left_out[request.external_req_id.partition("-")[0]] += 1
         return output
 
     def submit(self, stream_id: str, prompt: list[int], params: SamplingParams, **fields: Any) -> None:
@@ -149,12 +147,6 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
         outputs, executed = self.step_fn()
         self.post_step(executed)
         return [output for batch in (outputs or {}).values() for output in batch.outputs]
-
-    def take_step(self) -> Iterator[tuple[str, list[int]]]:
-        """One step, if there is anything to do; stream and new tokens of whatever came out."""
-        for output in self.advance():
-            assert output.finish_reason is None or str(output.finish_reason) == "length", output
-            yield output.request_id.partition("-")[0], list(output.new_token_ids)
 
 
 @contextlib.contextmanager
@@ -220,25 +212,23 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def serve(
-    stages: Sequence[Stage], streams: Sequence[Stream]
-) -> tuple[list[dict[str, list[int]]], dict[str, list[Any]]]:
+def serve(stages: Sequence[Stage]) -> tuple[list[dict[str, list[int]]], dict[str, list[Any]]]:
     """Serve the streams to their end: the tokens of each stage by stream, and what the last stage sent."""
-    ids = {stream.name: f"{stream.name}-{os.getpid()}" for stream in streams}  # shared memory is everybody's
+    ids = {stream.name: f"{stream.name}-{os.getpid()}" for stream in STREAMS}  # shared memory is everybody's
     tokens: list[dict[str, list[int]]] = [{name: [] for name in ids} for _ in stages]
     receiver = _Receiver(stages[-1])
     began, turn = time.monotonic(), 0
     while receiver.ended != ids.keys() or any(stage.scheduler.has_requests() for stage in stages):
         assert time.monotonic() - began < PATIENCE_S, (tokens, receiver.ended)
-        for stream in streams:
-            if stream.arrives == turn:
-                prompt = stream.ids()
-                prompts = prompt, [0] * compute_talker_prompt_ids_length(prompt)
-                for number, stage in enumerate(stages):
-                    stage.submit(ids[stream.name], prompts[number], stream.params(number))
+        for stream in [each for each in STREAMS if each.arrives == turn]:
+            prompt = stream.ids()
+            prompts = prompt, [0] * compute_talker_prompt_ids_length(prompt)
+            for number, stage in enumerate(stages):
+                stage.submit(ids[stream.name], prompts[number], stream.params(number))
         for stage, found in zip(stages, tokens, strict=True):
-            for name, new in stage.take_step():
-                found[name] += new
+            for output in stage.advance():
+                assert output.finish_reason is None or str(output.finish_reason) == "length", output
+                found[output.request_id.partition("-")[0]] += output.new_token_ids
         for name, stream_id in ids.items():
             receiver.fetch(name, stream_id)
         turn += 1
@@ -259,49 +249,30 @@ def slow_sends(stage: Stage, name: str, turns: int) -> None:
     connector.put = slow_put
 
 
-def compare(model: Path, streams: Sequence[Stream], slow: Mapping[str, int], **overrides: Any) -> list[Stage]:
-    """Serve without holds, then with the patch and random holds, and compare the results; the stages of the latter.
-
-    Args:
-        model: As for `built`.
-        streams: The requests, with their rounds of arrival.
-        slow: For each stage a stream, and how many steps each of its sends lasts.
-        overrides: As for `built`.
-    """
-    with built(model, len(slow), overrides, None) as stages:
-        assert stages[0].batch_queue is not None, "no async scheduling"
-        tokens, sent = serve(stages, streams)
-        # With async scheduling each stream waits one step for its last token.
-        assert all(count <= 1 for stage in stages for count in stage.left_out.values())
-    assert all(len(set(each)) > len(each) / 2 for stage in tokens for each in stage.values()), tokens
-    assert all(sent[stream.name] for stream in streams)
-
-    patched = only("save_queue_cap", process=Process.STAGE, max_tasks=3)
-    with patched as entry, built(model, len(slow), overrides, seed=3) as stages:
-        for stage, (name, turns) in zip(stages, slow.items(), strict=True):
-            slow_sends(stage, name, turns)
-        found, also_sent = serve(stages, streams)
-        assert entry.counters["holds"] >= 5, (entry.counters, entry.reason, entry.state, entry.options)
-        assert entry.counters["expired_holds"] == 0
-    for stage in stages:
-        assert all(stage.left_out[stream.name] >= 3 for stream in streams), stage.left_out
-    assert found == tokens
-    for name, chunks in sent.items():
-        differs = [n for n, pair in enumerate(zip(chunks, also_sent[name], strict=True)) if not alike(*pair)]
-        assert not differs, (name, differs)
-    return stages
-
-
 def main(model: Path) -> None:
-    """The thinker alone, and thinker and talker."""
-    (thinker,) = compare(model, THINKER_STREAMS, {"first": 6}, **THINKER)
-    assert {name for name, count in thinker.left_out_of_prompt.items() if count} == {"long", "longer"}
+    """Serve without holds, then with the patch and random holds, and compare the results."""
     # Upstream draws the residual codes of everybody in a batch from one generator, so that no two runs agree.
     CodePredictorWrapper._sample_codes_gumbel = staticmethod(
         lambda logits, generator=None, uniforms=None: logits.argmax(dim=-1, keepdim=True)
     )
-    # The talker has something to send once in 25 of its save tasks.
-    compare(model, PIPELINE_STREAMS, {"two": 6, "one": 30})
+    with built(model, len(SLOW), THINKER, None) as stages:
+        tokens, sent = serve(stages)
+        # With async scheduling each stream waits one step for its last token.
+        assert all(count <= 1 for stage in stages for count in stage.left_out.values())
+    assert all(len(set(each)) > len(each) / 2 for stage in tokens for each in stage.values()), tokens
+
+    patched = only("save_queue_cap", process=Process.STAGE, max_tasks=3)
+    with patched as entry, built(model, len(SLOW), THINKER, seed=3) as stages:
+        for stage, slow in zip(stages, SLOW, strict=True):
+            slow_sends(stage, *slow)
+        found, also_sent = serve(stages)
+        assert entry.counters["holds"] >= 5, (entry.counters, entry.reason, entry.state, entry.options)
+        assert entry.counters["expired_holds"] == 0
+    assert all(stage.left_out[stream.name] >= 3 for stage in stages for stream in STREAMS)
+    assert found == tokens
+    for name, chunks in sent.items():
+        differs = [n for n, pair in enumerate(zip(chunks, also_sent[name], strict=True)) if not alike(*pair)]
+        assert not differs, (name, differs)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ pytest.importorskip("vllm_omni")
 import torch
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 from omni_fastpath.ledger import LEDGER
@@ -196,27 +195,3 @@ def test_orchestrators_are_served_as_on_stock(modes: tuple[bool, ...], kind: str
     for one, other in zip(stock, fast, strict=True):
         assert_stock_or_more(one, other)
         assert endings(other) == {f"request-{n}": (1, "end") for n in range(6)}
-
-
-@every_release
-def test_a_death_comes_after_what_arrived_before_it(event_driven: bool) -> None:
-    """A request of the dead replica gets its earlier outputs of all stages, then one error."""
-    with only(*DRAIN), Pipeline(stages(2), event_driven=event_driven) as pipeline:
-        pipeline.settle()
-        pipeline.add_request("S")
-        pipeline.add_request("D", replicas=[1, 0, 0])
-
-        def arrive() -> None:
-            talker, code2wav = (pipeline.replicas[stage][0].outputs_queue for stage in (1, 2))
-            for n in range(5):
-                talker.put_nowait(batch(codes("S")))
-                code2wav.put_nowait(batch(audio("D", float(n))))
-            pipeline.replicas[THINKER][1].outputs_queue.put_nowait(EngineDeadError())
-
-        pipeline.do(arrive)
-        pipeline.settle()
-        messages = pipeline.messages()
-    assert {each.request_id for each in messages} == {"D"}
-    assert [type(each).__name__ for each in messages] == ["OutputMessage"] * 5 + ["ErrorMessage"]
-    assert list(pipeline.orchestrator.request_states) == ["S"]
-    assert pipeline.pools[THINKER].select_replica_id("somebody new") == 0

@@ -211,21 +211,6 @@ async def test_first_audio_goes_first_and_nothing_overtakes_its_own(entry: Any, 
     assert entry.counters["overtaken"] == (len(messages) - 5 if is_first else 0)
 
 
-async def test_an_error_while_a_message_is_put_loses_none() -> None:
-    """The front end's thread gives back what it keeps at its next look."""
-    with only("delivery") as entry:
-        engine = engine_of()
-        for number in range(2):
-            engine.output_queue.sync_q.put_nowait(number)
-        assert await engine.try_get_output_async() == 0
-        assert engine.output_queue.sync_q.qsize() == 1  # with what the patch keeps
-        delivery_of(engine)._waiter = object()
-        engine.output_queue.sync_q.put_nowait(2)
-        assert [await engine.try_get_output_async() for _ in range(3)] == [1, 2, None]
-        assert entry.state.value == "failed"
-        assert "_put" not in vars(engine.output_queue)
-
-
 async def test_a_failure_on_another_thread_reorders_nothing(
     entry: Any, event_driven: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

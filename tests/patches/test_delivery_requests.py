@@ -249,15 +249,6 @@ async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
 # ---- Whose application ----
 
 
-def test_uvicorn_finds_an_application_and_no_factory(on: Any) -> None:
-    """Called without arguments, as uvicorn does, an application raises at once, and it is served as ASGI 3."""
-    import uvicorn
-
-    config = uvicorn.Config(_application(_submit))
-    config.load()
-    assert config.interface == "asgi3"
-
-
 @pytest.mark.parametrize("outer_is_upstreams", [False, True])
 async def test_only_upstreams_application_is_acted_on(on: Any, outer_is_upstreams: bool) -> None:
     """A foreign one is passed through, also where one is mounted in the other; a server may name the arguments."""

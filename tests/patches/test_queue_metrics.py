@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -108,41 +107,6 @@ class _Object(SimpleNamespace):
 def client(address: bytes, **resources: Any) -> Any:
     """A client whose socket listens on an address."""
     return SimpleNamespace(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address), **resources))
-
-
-def pool() -> Any:
-    """A pool with one replica in this process."""
-    client = _Object(final_output_type=None, outputs_queue=asyncio.Queue())
-    return _Object(clients=[client], final_output=False)
-
-
-RAW = SimpleNamespace(timestamp=98.0, outputs=[])
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An account of two stages with one replica each, at a clock that says 100 seconds."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import account
-
-        monkeypatch.setattr(account, "monotonic", lambda: 100.0)
-        orchestrator = _Object(stage_pools=[pool(), pool()])
-        found = account.Account(orchestrator, {}, {"observed": 0})
-        yield found
-        del orchestrator
-
-
-@pytest.mark.parametrize("nested", [0, 1], ids=["of its own stage", "of another"])
-def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(account: Any, nested: int) -> None:
-    """0.32 routes first audio while it processes the raw output; that is one raw output, timed when it is routed."""
-    account.processing(0, 0, RAW, set())()  # another one, which is not routed
-    processed = account.processing(0, 0, RAW, set())
-    assert account.routing(nested, 0, []) is None
-    processed()
-    account.routing(0, 0, [])()
-    residence = shown("residence_seconds")["0", "0"]
-    assert (sum(residence["counts"]), residence["sum"]) == (1, 2.0)
-    assert account._counters["observed"] == 1
 
 
 def test_which_clocks_can_be_compared() -> None:
