@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from omni_fastpath.hooks import HOOKS
-from omni_fastpath.patches import PATCHES
 from tests.fakes.recorder import Recorder
-from tests.patches.upstream_calls import UpstreamCalls
+from tests.patches.upstream_calls import undeclared_calls
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +17,9 @@ def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
     if not request.config.getoption("traced"):
         yield
         return
-    with UpstreamCalls(PATCHES) as calls:
+    with undeclared_calls() as wrong:
         yield
-    assert calls.undeclared() == []
+    assert wrong == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,9 @@ _READERS = (
     "vllm_omni.engine.stage_pool",
 )
 """Modules that look at the clock for what is compared."""
+
+_RECORDS = ("output_timestamps", "non_empty_first_output_timestamps", "audio_frames", "audio_sample_rate")
+"""What a pool keeps of each request."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,6 @@ class Setting:
     async_chunk: bool = True
     detokenizer: str = "none"
     statistics: bool = True
-
-
-class Statistics:
-    """In the place of the Prometheus logger: keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.found: list[Any] = []
-
-    def record(self, _scheduler: Any, iteration: Any, **_more: Any) -> None:
-        """Keep it as it is now."""
-        self.found.append({k: plain(v) for k, v in vars(iteration).items()})
 
 
 class Clock:
@@ -99,9 +92,11 @@ class Play:
         model = SimpleNamespace(max_model_len=1_000_000, model_stage="", async_chunk=setting.async_chunk)
         for pool in self.pipeline.pools:
             pool._stage_vllm_config = SimpleNamespace(model_config=model)
-        self.statistics = Statistics()
-        if setting.statistics:
-            self.orchestrator._stat_logger = self.statistics
+        self.statistics = list[Any]()
+        if setting.statistics:  # in the place of the Prometheus logger: what it is given, as it is then
+            self.orchestrator._stat_logger = SimpleNamespace(
+                record=lambda _scheduler, iteration, **_: self.statistics.append(plain(vars(iteration)))
+            )
         if setting.detokenizer != "none":
             shared = tokenizer()
             for pool in self.pipeline.pools:
@@ -175,6 +170,7 @@ class Play:
 
     def _entry(self, name: str, stage_id: int, style: str, *, last: bool) -> Any:
         from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
+        from vllm.v1.metrics import stats
         from vllm_omni.engine import OmniEngineCoreOutput
 
         rng = self.rng
@@ -186,46 +182,29 @@ class Play:
         payload = _payload(rng, style if stage_id == 1 else "audio" if stage_id == 2 else "none")
         if payload is not None:
             fields["multimodal_output"] = payload
-        if rng.random() < 0.05:
-            fields["kv_transfer_params"] = {"block": rng.randrange(100)}
+        now_and_then: dict[str, Callable[[], Any]] = {
+            "kv_transfer_params": lambda: {"block": rng.randrange(100)},
+            "num_generation_tokens": lambda: rng.randrange(100),
+            "is_coalesced": lambda: True,
+            "events": lambda: [EngineCoreEvent(EngineCoreEventType.PREEMPTED, rng.random())],
+            "prefill_stats": lambda: stats.PrefillStats(3, 2, 1),
+        }
         known = OmniEngineCoreOutput.__struct_fields__
-        if "num_generation_tokens" in known and rng.random() < 0.05:
-            fields["num_generation_tokens"] = rng.randrange(100)
-        if "is_coalesced" in known and rng.random() < 0.05:
-            fields["is_coalesced"] = True
-        if rng.random() < 0.05:
-            fields["events"] = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, rng.random())]
-        if "prefill_stats" in known and rng.random() < 0.05:
-            from vllm.v1.metrics.stats import PrefillStats
-
-            fields["prefill_stats"] = PrefillStats(3, 2, 1)
+        fields |= {key: make() for key, make in now_and_then.items() if key in known and rng.random() < 0.05}
         return OmniEngineCoreOutput(name, tokens, finish_reason=finish, **fields)
 
     def outcome(self) -> dict[str, Any]:
         """Messages in order with their times, what an abort and a terminal gave, statistics, and what is left."""
-        left = {}
-        for stage_id, pool in enumerate(self.pipeline.pools):
+        left = list[Any]()
+        for pool in self.pipeline.pools:
             processor = pool.output_processor
-            left[stage_id] = {
-                name: dict(getattr(pool, name))
-                for name in (
-                    "_output_timestamps_by_request",
-                    "_non_empty_first_output_timestamps_by_request",
-                    "_audio_frames_by_request",
-                    "_audio_sample_rate_by_request",
-                )
-            } | {
-                "metrics": {
-                    name: processor.pop_native_text_metrics(name)
-                    for name in list(processor._native_text_metrics_by_request)
-                },
-                "states": {name: _state(each) for name, each in processor.request_states.items()},
-                "aborted": pool.clients[0].aborted,
-            }
+            left += [getattr(pool, f"_{name}_by_request") for name in _RECORDS]
+            left += [{n: processor.pop_native_text_metrics(n) for n in [*processor._native_text_metrics_by_request]}]
+            left += [{n: _state(each) for n, each in processor.request_states.items()}, pool.clients[0].aborted]
         return {
             "messages": [everything(each) for each in self.pipeline.messages()],
             "held": [everything(each) for each in self.held],
-            "statistics": self.statistics.found,
+            "statistics": self.statistics,
             "left": left,
             "now": self.clock.now,
         }

@@ -7,7 +7,6 @@ pipeline, so that it needs no chunks.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
@@ -93,22 +92,12 @@ class SmallStage:
     Args:
         config: Of `stage_config`.
         device: What kind of device the payloads come from. On "cpu" they are a buffer that a later step overwrites.
-        generates: Whether its scheduler is a generation stage's, which is not stepped here.
         blocks: Of KV cache, 16 tokens each.
         codes: Numbers in a payload.
         lag: Steps that are scheduled before the first one's result is taken in.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        device: str = "cuda",
-        generates: bool = False,
-        blocks: int = 4096,
-        codes: int = 2,
-        lag: int = 0,
-    ) -> None:
+    def __init__(self, config: Any, *, device: str = "cuda", blocks: int = 4096, codes: int = 2, lag: int = 0) -> None:
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -122,10 +111,7 @@ class SmallStage:
         spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
         known = inspect.signature(Scheduler.__init__).parameters
         wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
-        kind = config.scheduler_config.get_scheduler_cls()
-        if generates:
-            kind = importlib.import_module("vllm_omni.core.sched.omni_generation_scheduler").OmniGenerationScheduler
-        self.scheduler = kind(
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]

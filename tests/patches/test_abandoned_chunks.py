@@ -32,6 +32,12 @@ def counters() -> dict[str, int]:
     return {"chunks": 0, "lock_files": 0}
 
 
+@pytest.fixture
+def found(shm: Path, counters: dict[str, int]) -> Leftovers:
+    """The patch's, over that folder."""
+    return Leftovers(counters, shm)
+
+
 def put(folder: Path, request: str, stage: int = 0, number: int = 0, at: float = NOW) -> set[str]:
     """Write a chunk and its lock file as upstream names them, and return their names."""
     names = {f"{request}_{stage}_{number}": b"chunk", f"shm_{request}_{stage}_{number}_lockfile.lock": b""}
@@ -46,7 +52,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int]) -> None:
+def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int], found: Leftovers) -> None:
     """Chunks and lock files of each stage go; those of other requests, and other files, stay."""
     for place in range(3):
         put(shm, "ended", stage=place, number=place * 11)
@@ -59,16 +65,14 @@ def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int]) ->
     for name in files | {"ended_7_7"}:
         os.utime(shm / name, (NOW, NOW))
     stays |= files | {"ended_7_7", "ended_8_8"}
-    found = Leftovers(counters, shm)
     found.note_ended(["ended"], {"lives"}, NOW)
     found.remove(LATER)
     assert left(shm) == stays
     assert counters == {"chunks": 3, "lock_files": 3}
 
 
-def test_a_while_after_its_end_and_again(shm: Path, counters: dict[str, int]) -> None:
+def test_a_while_after_its_end_and_again(shm: Path, found: Leftovers) -> None:
     """Nothing goes before the grace period, of the end or of the file; a chunk that is put later goes later."""
-    found = Leftovers(counters, shm)
     first = put(shm, "ended", at=NOW - 100)
     found.note_ended(["ended"], (), NOW)
     found.remove(LATER - 0.1)
@@ -80,9 +84,9 @@ def test_a_while_after_its_end_and_again(shm: Path, counters: dict[str, int]) ->
     assert left(shm) == set()
 
 
-def test_a_request_that_has_the_id_of_an_ended_one(shm: Path, counters: dict[str, int]) -> None:
+def test_a_request_that_has_the_id_of_an_ended_one(shm: Path, found: Leftovers) -> None:
     """While a request lives, nothing under its id goes; when it has ended, all of it does."""
-    found, live = Leftovers(counters, shm), set[str]()
+    live = set[str]()
     files = put(shm, "same")
     found.note_ended(["same"], live, NOW)
     live.add("same")
@@ -95,9 +99,8 @@ def test_a_request_that_has_the_id_of_an_ended_one(shm: Path, counters: dict[str
     assert left(shm) == set()
 
 
-def test_it_is_bounded(shm: Path, counters: dict[str, int]) -> None:
+def test_it_is_bounded(shm: Path, found: Leftovers) -> None:
     """Above the bound the earliest requests are forgotten, as are those that ended long ago."""
-    found = Leftovers(counters, shm)
     for number in range(MOST_REQUESTS + 2):
         found.note_ended([f"request-{number}"], (), NOW + number)
     found.note_ended(["request-2"], (), NOW + MOST_REQUESTS + 2)  # no longer the earliest

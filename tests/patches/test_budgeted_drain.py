@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
@@ -17,20 +14,15 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 import torch
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import FinishReason
-from vllm.v1.engine.exceptions import EngineDeadError
 
-from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
+from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import endings, plain, sequences
-from tests.patches.drive import before_processing, only, options, run, stages, switched_on
+from tests.patches.drive import before_processing, only, options, run, switched_on
+from tests.patches.test_queue_metrics import DRAIN, TALKER, filled
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
-
-THINKER, TALKER = range(2)
-DRAIN = ("nonblocking_dequeue", "budgeted_drain")
 
 
 # ---- Passes ----
@@ -136,31 +128,12 @@ def test_payload_carrier_is_rehydrated(event_driven: bool) -> None:
     assert LEDGER.named("budgeted_drain").counters["items"] == 1
 
 
-def fill(pipeline: Any, kind: str) -> None:
-    """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
-    rng = random.Random(0)
-    plans: dict[tuple[int, int], dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    for n in range(6):
-        name, where, steps = f"request-{n}", [rng.randrange(2) for _ in range(3)], rng.randrange(5, 40)
-        pipeline.add_request(name, RequestOutputKind[kind], replicas=where)
-        for step in range(steps):
-            finish = None if step < steps - 1 else FinishReason.LENGTH if n % 2 else FinishReason.STOP
-            heard = finish is not None or rng.random() < 0.25
-            last = audio(name, n, step, 0.5, finish=finish) if heard else silent(name)
-            for stage, entry in enumerate((text(name, 100 + step, 7 * n, finish=finish), codes(name, finish), last)):
-                plans[stage, where[stage]][step].append(entry)
-    for (stage, replica), batches in sorted(plans.items()):
-        pipeline.put(stage, *(batch(*entries) for _, entries in sorted(batches.items())), replica_id=replica)
-
-
 def served(kind: str, modes: tuple[bool, ...], drains: int = 0) -> list[list[Any]]:
     """The messages of an orchestrator in each of these modes, served at the same time, and so many by a drain."""
     from omni_fastpath.patches.budgeted_drain.drain import Drain
 
     with ExitStack() as stack:
-        running = [stack.enter_context(Pipeline(stages(2), event_driven=mode)) for mode in modes]
-        threads = stack.enter_context(ThreadPoolExecutor())
-        list(threads.map(fill, running, [kind] * len(modes)))
+        running = [stack.enter_context(filled(mode, kind=kind, ends=True)) for mode in modes]
         for each in running:
             each.settle()
         assert len(Drain.running) == drains
@@ -174,7 +147,6 @@ def assert_stock_or_more(stock: list[Any], fast: list[Any]) -> None:
     assert {key: found.pop(key) for key in expected} == expected
     more = {(stage_id, kind) for (_, stage_id), said in found.items() for kind, *_ in said}
     assert more <= {(TALKER, "StageMetricsMessage")}
-    assert endings(fast) == endings(stock)
 
 
 @every_release
@@ -195,28 +167,4 @@ def test_orchestrators_are_served_as_on_stock(modes: tuple[bool, ...], kind: str
         assert not entry.has_failed
     for one, other in zip(stock, fast, strict=True):
         assert_stock_or_more(one, other)
-        assert endings(other) == {f"request-{n}": (1, "end") for n in range(6)}
-
-
-@every_release
-def test_a_death_comes_after_what_arrived_before_it(event_driven: bool) -> None:
-    """A request of the dead replica gets its earlier outputs of all stages, then one error."""
-    with only(*DRAIN), Pipeline(stages(2), event_driven=event_driven) as pipeline:
-        pipeline.settle()
-        pipeline.add_request("S")
-        pipeline.add_request("D", replicas=[1, 0, 0])
-
-        def arrive() -> None:
-            talker, code2wav = (pipeline.replicas[stage][0].outputs_queue for stage in (1, 2))
-            for n in range(5):
-                talker.put_nowait(batch(codes("S")))
-                code2wav.put_nowait(batch(audio("D", float(n))))
-            pipeline.replicas[THINKER][1].outputs_queue.put_nowait(EngineDeadError())
-
-        pipeline.do(arrive)
-        pipeline.settle()
-        messages = pipeline.messages()
-    assert {each.request_id for each in messages} == {"D"}
-    assert [type(each).__name__ for each in messages] == ["OutputMessage"] * 5 + ["ErrorMessage"]
-    assert list(pipeline.orchestrator.request_states) == ["S"]
-    assert pipeline.pools[THINKER].select_replica_id("somebody new") == 0
+        assert endings(other) == {"one": (1, "end"), "two": (1, "end")}

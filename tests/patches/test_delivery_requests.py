@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -249,15 +248,6 @@ async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
 # ---- Whose application ----
 
 
-def test_uvicorn_finds_an_application_and_no_factory(on: Any) -> None:
-    """Called without arguments, as uvicorn does, an application raises at once, and it is served as ASGI 3."""
-    import uvicorn
-
-    config = uvicorn.Config(_application(_submit))
-    config.load()
-    assert config.interface == "asgi3"
-
-
 @pytest.mark.parametrize("outer_is_upstreams", [False, True])
 async def test_only_upstreams_application_is_acted_on(on: Any, outer_is_upstreams: bool) -> None:
     """A foreign one is passed through, also where one is mounted in the other; a server may name the arguments."""
@@ -289,18 +279,3 @@ def test_upstream_marks_its_application() -> None:
     """By this attribute of its state, on every release."""
     server = importlib.import_module(API_SERVER)
     assert "openai_serving_models" in server.omni_init_app_state.__code__.co_names
-
-
-def test_an_engine_without_an_api_server_leaves_applications_alone(
-    monkeypatch: pytest.MonkeyPatch, event_driven: bool
-) -> None:
-    """Where upstream's API server is not imported, the slot has FastAPI's own function, and messages are delivered."""
-    from fastapi import FastAPI
-
-    stock = vars(FastAPI)["__call__"]
-    monkeypatch.delitem(sys.modules, API_SERVER, raising=False)
-    with only("delivery", "queue_metrics"):
-        assert vars(FastAPI)["__call__"] is stock
-        assert "no API server" in LEDGER.named("connections").reason
-        assert asyncio.run(front_end_takes(20, event_driven=event_driven, later=3)) == list(range(23))
-        assert LEDGER.named("delivery").counters["messages"] == 23

@@ -99,13 +99,7 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         found.append(_Anything() if said == "QueueOverflowError" else said)
         for _ in range(3):
             await ask(CHAT, ONE)
-        served.go.clear()
-        served.began.clear()
-        waiting = asyncio.create_task(ask(CHAT, ONE))
-        await asyncio.wait_for(served.began.wait(), 30)
         await ask("/v1/made", {})
-        served.go.set()
-        await waiting
         await ask(CHAT, {**ONE, "n": 2})
         found.append(len(served.engine.request_states))
         return found
@@ -193,7 +187,7 @@ def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> An
 
     Another thread removes their chunks meanwhile.
     """
-    from tests.patches.test_submission_errors import SURROGATE, begun, refuse, serves
+    from tests.patches.test_submission_errors import SURROGATE, begun, refuse, serves, submit
 
     removal: Any = None
     if is_installed("abandoned_chunks"):
@@ -202,15 +196,13 @@ def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> An
         monkeypatch.setattr(removal, "EVERY_S", 0.0)
         monkeypatch.setattr(removal, "KEEP_S", 0.0)
     with contextlib.closing(begun(event_driven=False)) as world:
-        world.submit("left", "DELTA", (0, 2))
-        world.advance(0.01)
+        submit(world, "left")
         world.abort("left", waits=True)
         world.advance(0.01)
         found: list[Any] = [len(world.answers()), serves(world, "good"), world.left()]
         refuse(world, 0, SURROGATE)
         try:
-            world.submit("bad", "DELTA", (0, 2))
-            world.advance(0.01)
+            submit(world, "bad")
             found.append(_Anything())
         except AssertionError as error:
             found.append("UnicodeEncodeError" in str(error))

@@ -19,7 +19,7 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
-from tests.patches.test_queue_metrics import _Object, counts, shown
+from tests.patches.test_queue_metrics import counts, shown
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
@@ -247,15 +247,3 @@ def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -
             assert quiet("longest_without_output_seconds") == {("0", "1"): pytest.approx(29.0)}
             clock.now_s += 1.0
             assert quiet() == {("0", "1"): 1}
-
-
-def test_how_full_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ratio, or no sample where there is no such folder."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-
-        account: Any = _Object(thread=None, depths=tuple, without_output=tuple)
-        wrappers._accounts.append(ref(account))
-        assert 0 <= shown("shared_memory_used_ratio")[()]["value"] < 1
-        monkeypatch.setattr(wrappers, "SHARED_MEMORY", "/no/such/folder")
-        assert shown("shared_memory_used_ratio") == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -144,14 +143,6 @@ def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) 
         assert stage.adapter.save_thread.is_alive()
         assert entry.state is State.APPLIED
         assert entry.counters["tasks"] == sum(TOKENS.values()) + 1
-
-
-@pytest.mark.parametrize("name", ["forward_gate", "save_queue_cap"])
-def test_generation_stage_says_that_it_sends_nothing(config: Any, name: str) -> None:
-    """Both patches are not applicable to a stage with the generation scheduler, and its queue is upstream's."""
-    with patched(name) as entry, SmallStage(config, generates=True) as stage:
-        assert type(stage.queue) is deque
-        assert entry.state is State.NOT_APPLICABLE
 
 
 def test_stage_that_sends_batches_is_not_applicable(config: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
 from collections.abc import Iterator
@@ -67,11 +66,7 @@ def aggregator(seed: int) -> Any:
     rng = random.Random(seed)
     stages = rng.randrange(1, 5)
     began = 1_700_000_000.0
-    last = rng.choice((stages - 1, {"one": stages - 1}))
-    named = {"stage_table_exclude": frozenset(rng.choice(((), ("serving_time_to_first_output_ms",))))}
-    if "stage_table_exclude" not in inspect.signature(OrchestratorAggregator).parameters:  # up to 0.28
-        named.clear()
-    found = OrchestratorAggregator(stages, True, began, last, **named)
+    found = OrchestratorAggregator(stages, True, began, rng.choice((stages - 1, {"one": stages - 1})))
     one = f"chatcmpl-{rng.choice(('7', 'é漢', 'tab	bed', ''))}{seed}"
     numbers = (0, 0.0, 1, 7, 12345, 0.04, 3.14159, 1234567.891, -2.5)
     for stage in range(stages):
@@ -222,17 +217,12 @@ def test_what_is_not_plain_is_soundfiles() -> None:
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
         (np.stack([mono, mono], 1), 24_000, {"format": "WAV"}),
         (mono.astype(np.float64), 24_000, {"format": "WAV"}),
-        ((mono * 9).astype(np.int16), 24_000, {"format": "WAV"}),
         (np.append(mono, np.float32("nan")), 24_000, {"format": "WAV"}),
-        (np.append(mono, np.float32("inf")), 24_000, {"format": "WAV"}),
         (mono, 24_000, {"format": "FLAC"}),
         (mono, 24_000, {"format": "WAV", "subtype": "PCM_24"}),  # with floats the second of writing is in the file
         (mono, 24_000, {"format": "WAV", "endian": "BIG"}),
-        (mono, 24_000, {"format": "WAV", "compression_level": 0.5}),
         (mono.tolist(), 24_000, {"format": "WAV"}),
-        (mono, 24_000, {"format": "no such"}),
         (mono, -1, {"format": "WAV"}),
-        (mono, 24_000, {"no_such": 1}),
     ]
 
     def write(data: Any, rate: int, named: dict[str, Any], before: bytes = b"") -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,38 +16,8 @@ from tests.patches.lean_processing_script import KINDS, Play, Setting, everythin
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 
-@contextmanager
-def switched_on(*others: str) -> Iterator[dict[str, int]]:
-    """The patch, and these, installed meanwhile; its counters."""
-    with only(*others, "lean_processing") as entry:
-        yield entry.counters
-
-
-Both = Callable[[Setting], dict[str, int]]
 TEXTS = ("fast", "slow")
 """Both of vLLM's detokenizers."""
-
-
-@pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch) -> Both:
-    """Plays a script on stock and with the patch and compares all results; returns the counters."""
-
-    def run(setting: Setting) -> dict[str, int]:
-        stock = Play(setting, monkeypatch).run()
-        with switched_on() as counters:
-            _assert_same(stock, Play(setting, monkeypatch).run())
-        assert counters["raw_outputs"] > 0
-        return counters
-
-    return run
-
-
-def _assert_same(stock: dict[str, Any], lean: dict[str, Any]) -> None:
-    for what, found in stock.items():
-        assert lean[what] == found, what
-    assert repr(lean) == repr(stock)  # types and last digits too
-
-
 SETTINGS = (
     *(Setting(seed, kind, chunks) for seed in (0, 1) for kind in (*KINDS, "mixed") for chunks in (True, False)),
     *(Setting(seed, kind, detokenizer=each) for seed in (100, 101) for kind in ("DELTA", "mixed") for each in TEXTS),
@@ -57,23 +26,34 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_results_are_stocks(both: Both, setting: Setting) -> None:
+def test_results_are_stocks(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages, terminals, aborts, statistics, times, texts, stop strings and log probabilities are equal."""
-    counters = both(setting)
+    stock = Play(setting, monkeypatch).run()
+    with only("lean_processing") as entry:
+        lean = Play(setting, monkeypatch).run()
+    for what, found in stock.items():
+        assert lean[what] == found, what
+    assert repr(lean) == repr(stock)  # types and last digits too
+    assert entry.counters["raw_outputs"] > 0
     if setting.kind != "mixed" and setting.detokenizer == "none":
-        assert bool(counters["not_built"]) == (setting.async_chunk and setting.kind != "FINAL_ONLY")
+        assert bool(entry.counters["not_built"]) == (setting.async_chunk and setting.kind != "FINAL_ONLY")
 
 
 # ---- What is built, and what is not ----
 
 
+def _play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """One request at every stage."""
+    play = Play(Setting(0), monkeypatch)
+    play.add("r")
+    return play
+
+
 @pytest.fixture
 def lean(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Play, dict[str, int]]]:
     """The patch on, one request at every stage."""
-    with switched_on() as counters:
-        play = Play(Setting(0), monkeypatch)
-        play.add("r")
-        yield play, counters
+    with only("lean_processing") as entry:
+        yield _play(monkeypatch), entry.counters
 
 
 def _talk(play: Play, steps: int = 5, **fields: Any) -> list[Any]:
@@ -97,68 +77,48 @@ def test_first_output_is_built_and_the_next_are_not(lean: tuple[Play, dict[str, 
     assert counters["not_built"] == 4
 
 
-def _has(owner: Callable[[Play], Any], **values: Any) -> Callable[[Play], None]:
-    """A condition: what *owner* finds has these attributes."""
-
-    def becomes_true(play: Play) -> None:
-        for name, value in values.items():
-            setattr(owner(play), name, value)
-
-    return becomes_true
-
-
-def _orchestrator(play: Play) -> Any:
-    return play.orchestrator
-
-
-def _request(play: Play) -> Any:
-    return play.orchestrator.request_states["r"]
-
-
-def _at_stage(play: Play) -> Any:
-    return play.pipeline.pools[1].output_processor.request_states["r"]
-
-
-def _is_duplex(play: Play) -> None:
-    play.orchestrator.__class__ = type("Duplex", (type(play.orchestrator),), {})
-
-
-def _has_another_detokenizer(play: Play) -> None:
+def _conditions(play: Play) -> dict[str, Callable[[], Any]]:
+    """What makes each condition true for the request of the fixture."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    _at_stage(play).detokenizer = type("Other", (IncrementalDetokenizer,), {})()
+    orchestrator, pool = play.orchestrator, play.pipeline.pools[1]
+    request, at_stage = orchestrator.request_states["r"], pool.output_processor.request_states["r"]
+
+    def has(owner: Any, **values: Any) -> Callable[[], None]:
+        def becomes_true() -> None:
+            for name, value in values.items():
+                setattr(owner, name, value)
+
+        return becomes_true
+
+    return {
+        "session": has(request.streaming, enabled=True),
+        "owned by a session": has(request, session_owned=True, duplex_identity=object()),  # the second on 0.28
+        "companion": lambda: orchestrator._cfg_tracker._companion_ids.add("r"),
+        "has companions": lambda: orchestrator._cfg_tracker._companion_map.update(r={}),
+        "prefill and decode apart": has(orchestrator, _pd_pair=(0, 1)),
+        "final output": has(pool.clients[0], final_output=True),
+        "fed by the orchestrator": has(orchestrator, _stage_receives_async_chunks=lambda _stage_id: False),
+        "no async-chunk": has(orchestrator, async_chunk=False),
+        "duplex": has(orchestrator, __class__=type("Duplex", (type(orchestrator),), {})),
+        # The second on 0.28.
+        "a duplex plane": has(orchestrator, duplex_control_plane=object(), _duplex_output_decision=lambda *_: None),
+        "stream interval": has(at_stage, stream_interval=2),
+        "a detokenizer that was not read": has(at_stage, detokenizer=type("Other", (IncrementalDetokenizer,), {})()),
+        "unknown to the orchestrator": lambda: orchestrator.request_states.pop("r"),
+    }
 
 
-CONDITIONS: dict[str, Callable[[Play], Any]] = {
-    "session": _has(lambda play: _request(play).streaming, enabled=True),
-    "owned by a session": _has(_request, session_owned=True, duplex_identity=object()),  # the second on 0.28
-    "companion": lambda play: play.orchestrator._cfg_tracker._companion_ids.add("r"),
-    "has companions": lambda play: play.orchestrator._cfg_tracker._companion_map.update(r={}),
-    "prefill and decode apart": _has(_orchestrator, _pd_pair=(0, 1)),
-    "final output": _has(lambda play: play.pipeline.pools[1].clients[0], final_output=True),
-    "fed by the orchestrator": _has(_orchestrator, _stage_receives_async_chunks=lambda _stage_id: False),
-    "no async-chunk": _has(_orchestrator, async_chunk=False),
-    "duplex": _is_duplex,
-    "a duplex plane": _has(
-        _orchestrator,
-        duplex_control_plane=object(),
-        _duplex_output_decision=lambda *_: None,  # the second on 0.28
-    ),
-    "stream interval": _has(_at_stage, stream_interval=2),
-    "a detokenizer that was not read": _has_another_detokenizer,
-    "unknown to the orchestrator": lambda play: play.orchestrator.request_states.pop("r"),
-}
-
-
-@pytest.mark.parametrize("why", CONDITIONS)
-def test_what_something_may_receive_is_built(lean: tuple[Play, dict[str, int]], why: str) -> None:
+def test_what_something_may_receive_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each condition by itself is enough for upstream to make every output."""
-    play, counters = lean
-    CONDITIONS[why](play)
-    found = _talk(play)
-    assert counters["not_built"] == 0
-    assert all(each.outputs for each in found)
-    assert found[0].outputs[0].cumulative_token_ids == [7]
+    with only("lean_processing") as entry:
+        for why in _conditions(_play(monkeypatch)):
+            play = _play(monkeypatch)
+            _conditions(play)[why]()
+            found = _talk(play)
+            assert entry.counters["not_built"] == 0, why
+            assert all(each.outputs for each in found), why
+            assert found[0].outputs[0].cumulative_token_ids == [7], why
 
 
 def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[str, int]]) -> None:

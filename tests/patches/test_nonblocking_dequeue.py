@@ -34,11 +34,3 @@ def test_queued_exception_is_raised_as_upstream_raises_it(replica: Any, dead: bo
         error = caught.value
         raised.append((type(error), str(error), error.__suppress_context__, error.__cause__))
     assert raised[0] == raised[1]
-
-
-def test_reader_task_is_started_by_the_first_call(replica: Any) -> None:
-    """A client built without a running loop starts its socket reader at the first dequeue, as upstream's does."""
-    started = []
-    replica._ensure_output_queue_task = lambda: started.append(True)
-    replica.get_output_nowait()
-    assert started == [True]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -39,24 +38,22 @@ def counts(metric: str) -> dict[tuple[str, ...], int]:
     return {labels: sum(each["counts"]) for labels, each in shown(metric).items()}
 
 
-@pytest.fixture(params=[(), DRAIN], ids=["upstream's loop", "drain"])
-def others(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Whose loop runs."""
-    found: tuple[str, ...] = request.param
-    return found
-
-
-def filled(event_driven: bool, replicas: int = 2) -> Any:
+def filled(event_driven: bool, replicas: int = 2, kind: str = "DELTA", *, ends: bool = False) -> Any:
     """A pipeline whose queues are filled before it runs: two requests, each on a replica of its own."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import FinishReason
+
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
     pipeline = Pipeline(stages(replicas), event_driven=event_driven)
     for replica, name in enumerate(("one", "two")):
         at = replica % replicas
-        pipeline.add_request(name, replicas=(at, at, at))
-        pipeline.put(THINKER, *(batch(text(name, token)) for token in range(5)), replica_id=at)
-        pipeline.put(TALKER, *(batch(codes(name)) for _ in range(4)), replica_id=at)
-        pipeline.put(CODE2WAV, batch(silent(name)), *(batch(audio(name, 1.0)) for _ in range(2)), replica_id=at)
+        pipeline.add_request(name, RequestOutputKind[kind], replicas=(at, at, at))
+        last = FinishReason.STOP if ends else None
+        pipeline.put(THINKER, *(batch(text(name, n, finish=last if n == 4 else None)) for n in range(5)), replica_id=at)
+        pipeline.put(TALKER, *(batch(codes(name, last if n == 3 else None)) for n in range(4)), replica_id=at)
+        heard = audio(name, 1.0), audio(name, 2.0, finish=last)
+        pipeline.put(CODE2WAV, *map(batch, (silent(name), *heard)), replica_id=at)
     return pipeline
 
 
@@ -64,6 +61,7 @@ def filled(event_driven: bool, replicas: int = 2) -> Any:
 
 
 @every_release
+@pytest.mark.parametrize("others", [(), DRAIN], ids=["upstream's loop", "drain"])
 def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: bool, others: tuple[str, ...]) -> None:
     """Each raw output counts once, in both loops of upstream and in the drain, and no message differs."""
     with only(*others):
@@ -107,41 +105,6 @@ class _Object(SimpleNamespace):
 def client(address: bytes, **resources: Any) -> Any:
     """A client whose socket listens on an address."""
     return SimpleNamespace(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address), **resources))
-
-
-def pool() -> Any:
-    """A pool with one replica in this process."""
-    client = _Object(final_output_type=None, outputs_queue=asyncio.Queue())
-    return _Object(clients=[client], final_output=False)
-
-
-RAW = SimpleNamespace(timestamp=98.0, outputs=[])
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An account of two stages with one replica each, at a clock that says 100 seconds."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import account
-
-        monkeypatch.setattr(account, "monotonic", lambda: 100.0)
-        orchestrator = _Object(stage_pools=[pool(), pool()])
-        found = account.Account(orchestrator, {}, {"observed": 0})
-        yield found
-        del orchestrator
-
-
-@pytest.mark.parametrize("nested", [0, 1], ids=["of its own stage", "of another"])
-def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(account: Any, nested: int) -> None:
-    """0.32 routes first audio while it processes the raw output; that is one raw output, timed when it is routed."""
-    account.processing(0, 0, RAW, set())()  # another one, which is not routed
-    processed = account.processing(0, 0, RAW, set())
-    assert account.routing(nested, 0, []) is None
-    processed()
-    account.routing(0, 0, [])()
-    residence = shown("residence_seconds")["0", "0"]
-    assert (sum(residence["counts"]), residence["sum"]) == (1, 2.0)
-    assert account._counters["observed"] == 1
 
 
 def test_which_clocks_can_be_compared() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,6 @@ from tests.patches.small_stage import PATIENCE_S, SmallStage, stage_config
 
 pytestmark = pytest.mark.upstream
 
-Make = Callable[..., tuple[SmallStage, Any]]
-
 
 @pytest.fixture(autouse=True)
 def _known() -> None:
@@ -28,47 +25,28 @@ def _known() -> None:
     LEDGER.entry(PATCH)
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Make a stage with the patch and these values; the stage, and the patch's entry."""
-    with ExitStack() as stack:
-
-        def made(**values: Any) -> tuple[SmallStage, Any]:
-            entry = stack.enter_context(only("save_queue_cap", process=Process.STAGE, **values))
-            return stack.enter_context(SmallStage(stage_config(tmp_path))), entry
-
-        yield made
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for the save thread."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def until_sent(stage: SmallStage) -> None:
-    """Wait until the last send and the clean-up behind it are over."""
-    until(lambda: not (stage.queue.tasks or stage.adapter._sender_tokens))
-
-
-def test_chunks_count_until_they_are_fetched(make: Make) -> None:
+def test_chunks_count_until_they_are_fetched(tmp_path: Path) -> None:
     """By the sizes of their segments; chunks of a request for text alone never count, because they are not fetched."""
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
-    stage, _ = make()
-    stage.add("text", tokens=5).additional_information = {"omni_final_stage_id": 0}
-    stage.add("audio", tokens=5)
-    stage.run()
-    until_sent(stage)
-    stream = stage.stream("audio")
-    sizes = [path.stat().st_size for path in stage.segments(stream) if not path.name.startswith("shm_")]
-    assert len(sizes) == 5
-    assert stage.queue.nbytes == stage.queue.of(stream)[0] == sum(sizes)
-    receiver = SharedMemoryConnector({"stage_id": 1})
-    assert all(receiver.get("0", "1", f"{stream}_0_{number}") is not None for number in range(5))
-    until(lambda: stage.queue.nbytes == 0)
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    with only("save_queue_cap", process=Process.STAGE), SmallStage(stage_config(tmp_path)) as stage:
+        stage.add("text", tokens=5).additional_information = {"omni_final_stage_id": 0}
+        stage.add("audio", tokens=5)
+        stage.run()
+        until(lambda: not (stage.queue.tasks or stage.adapter._sender_tokens))  # sent, and cleaned up behind it
+        stream = stage.stream("audio")
+        sizes = [path.stat().st_size for path in stage.segments(stream) if not path.name.startswith("shm_")]
+        assert len(sizes) == 5
+        assert stage.queue.nbytes == stage.queue.of(stream)[0] == sum(sizes)
+        receiver = SharedMemoryConnector({"stage_id": 1})
+        assert all(receiver.get("0", "1", f"{stream}_0_{number}") is not None for number in range(5))
+        until(lambda: stage.queue.nbytes == 0)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +62,6 @@ def test_a_request_that_ends_at_this_stage_has_no_receiver(information: Any, exp
     from omni_fastpath.patches.save_queue_cap.save_queue import has_receiver
 
     assert has_receiver(SimpleNamespace(additional_information=information), 0) is expected
-
-
-def test_null_limits_hold_nothing(make: Make) -> None:
-    """Without a limit there are no holds, and the state says why."""
-    stage, entry = make(max_bytes=None, max_tasks=None)
-    assert stage.queue.holds is None
-    assert "no stream is held: max_bytes and max_tasks are null" in entry.reason
 
 
 # ---- Where no stream is held ----

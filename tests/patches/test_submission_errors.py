@@ -29,9 +29,14 @@ SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"
 def begun(*, event_driven: bool) -> World:
     """An orchestrator with thinker, talker and code2wav, in which ``good`` was submitted."""
     made = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=event_driven)
-    made.submit("good", "DELTA", (0, 2))
-    made.advance(0.01)
+    submit(made, "good")
     return made
+
+
+def submit(world: World, name: str, *, more: bool = False) -> None:
+    """Submit a request that wants text and audio, and let the orchestrator read it."""
+    world.submit(name, "DELTA", (0, 2), more=more)
+    world.advance(0.01)
 
 
 @pytest.fixture
@@ -69,8 +74,7 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
     """One error for its client, nothing of it is kept, its stages drop it, and others are served."""
     refuse(world, stage, SURROGATE)
     with only("submission_errors") as on:
-        world.submit("bad", "DELTA", (0, 2))
-        world.advance(0.01)
+        submit(world, "bad")
         assert on.counters["failed_alone"] == 1
     words = "The request could not be submitted: UnicodeEncodeError: "
     [(fatal, at, said, *status)] = world.got["bad"].errors
@@ -79,8 +83,7 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
     assert {name for _, name in world.left()} == {"good"}
     assert [engine.aborted for [engine] in world.engines[:stage]] == [["bad"]] * stage
     assert serves(world, "good")
-    world.submit("next", "DELTA", (0, 2))
-    world.advance(0.01)
+    submit(world, "next")
     assert serves(world, "next")
 
 
@@ -111,8 +114,7 @@ def test_the_error_message_can_be_encoded(world: World, monkeypatch: pytest.Monk
         from omni_fastpath.patches.submission_errors import wrappers
 
         monkeypatch.setattr(wrappers, "logger", Mock())  # pytest's worker cannot send a log with a surrogate in it
-        world.submit("bad", "DELTA", (0, 2))
-        world.advance(0.01)
+        submit(world, "bad")
     [(_, _, said, *_)] = world.got["bad"].errors
     assert said.encode() == rb"The request could not be submitted: ValueError: not \ud800"
 
@@ -121,8 +123,7 @@ def test_a_dead_engine_keeps_its_meaning(world: World) -> None:
     """Upstream evicts the replica and fails the request as one without a live replica."""
     refuse(world, 0, EngineDeadError())
     with only("submission_errors") as on:
-        world.submit("bad", "DELTA", (0, 2))
-        world.advance(0.01)
+        submit(world, "bad")
         assert on.counters["failed_alone"] == 0
     assert [fatal for fatal, *_ in world.got["bad"].errors] == [True]
 
@@ -140,7 +141,7 @@ def test_a_companion_fails_with_its_parent(world: World) -> None:
         sampling_params_list=params,
     )
     with only("submission_errors"):
-        world.submit("parent", "DELTA", (0, 2))
+        submit(world, "parent")
         world.pipeline.requests.sync_q.put_nowait(message)
         world.advance(0.01)
     assert [fatal for fatal, *_ in world.got["parent"].errors] == [False]
@@ -150,8 +151,7 @@ def test_a_companion_fails_with_its_parent(world: World) -> None:
 def test_an_update_ends_its_session(world: World) -> None:
     """A later segment that cannot be encoded ends its streaming-input session with an error."""
     with only("submission_errors"):
-        world.submit("bad", "DELTA", (0, 2), more=True)
-        world.advance(0.01)
+        submit(world, "bad", more=True)
         refuse(world, 0, SURROGATE)
         world.update("bad", more=False)
         world.advance(0.01)

@@ -37,29 +37,23 @@ def test_a_closed_event_loop_does_not_disturb_an_attach() -> None:
 
 
 @pytest.mark.parametrize("has_data", [False, True])
-def test_yield_takes_the_turns_that_it_needs(has_data: bool) -> None:
+async def test_yield_takes_the_turns_that_it_needs(has_data: bool) -> None:
     """One turn when nothing arrived; the data of a socket is read within one yield, and its reader task has run."""
-    ours, theirs = socket.socketpair()
-    read = []
+    found, loop, read = wakeup(), asyncio.get_running_loop(), list[bytes]()
+    arrived = loop.create_future()
 
     async def reader() -> None:
-        loop = asyncio.get_running_loop()
-        arrived = loop.create_future()
-        loop.add_reader(ours, lambda: arrived.set_result(ours.recv(9)))
         read.append(await arrived)
-        loop.remove_reader(ours)
 
-    async def run() -> int:
-        found = wakeup()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.add_reader(ours, lambda: arrived.set_result(ours.recv(9)))
         task = asyncio.create_task(reader())
         await asyncio.sleep(0)
         if has_data:
             theirs.send(b"something")
         with mock.patch("asyncio.sleep", wraps=asyncio.sleep) as turns:
             await found.yield_turns()
+        loop.remove_reader(ours)
         task.cancel()
-        return turns.call_count
-
-    with ours, theirs:
-        assert asyncio.run(run()) == (3 if has_data else 1)
-    assert read == [b"something"] * has_data
+    assert (turns.call_count, read) == ((3, [b"something"]) if has_data else (1, []))

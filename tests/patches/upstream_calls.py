@@ -16,14 +16,14 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
-from typing_extensions import Self
-
 from omni_fastpath.declare import Patch
+from omni_fastpath.patches import PATCHES
 from tests.fakes.upstream import seams_here
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
@@ -37,52 +37,26 @@ _NOT_CALLED = (property, functools.cached_property)
 """They are read like attributes, which are no seams but lines under Fragility."""
 
 
-def declared_by(patch: Patch, patches: Sequence[Patch]) -> set[str]:
+def _declared_by(patch: Patch) -> set[str]:
     """The paths of the seams that a patch declares here, and of those without whose patches it is not installed."""
-    named = {each.name: each for each in patches}
-    return {seam.path for seam in seams_here(patch)}.union(
-        *(declared_by(named[name], patches) for name in patch.requires)
-    )
+    required = [each for each in PATCHES if each.name in patch.requires]
+    return {seam.path for seam in seams_here(patch)}.union(*map(_declared_by, required))
 
 
-class UpstreamCalls:
-    """Sees calls of upstream functions by lines of the patches, on this thread and on all that start meanwhile.
+@contextmanager
+def undeclared_calls() -> Iterator[list[str]]:
+    """See calls of upstream functions by lines of the patches, on this thread and on all that start meanwhile.
 
-    Attributes:
-        found: For each patch the functions that it called, and from which line.
+    Yields a list that has, when it has ended, the calls of functions that are no seam of the calling patch, in words.
     """
+    found: dict[tuple[str, str], str] = {}
+    wrong: list[str] = []
+    is_on, before = True, sys.getprofile()
 
-    def __init__(self, patches: Sequence[Patch]) -> None:
-        self._patches = patches
-        self._is_on = False
-        self._before: Any = None
-        self.found: dict[str, dict[str, str]] = {patch.name: {} for patch in patches}
-
-    def __enter__(self) -> Self:
-        self._is_on, self._before = True, sys.getprofile()
-        threading.setprofile(self._see)
-        sys.setprofile(self._see)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_on = False
-        sys.setprofile(self._before)
-        threading.setprofile(None)
-
-    def undeclared(self) -> list[str]:
-        """The calls of functions that are no seam of the calling patch, in words."""
-        declared = {patch.name: declared_by(patch, self._patches) for patch in self._patches}
-        return [
-            f"{name} calls {path} at {line}, which is none of its seams"
-            for name, found in self.found.items()
-            for path, line in sorted(found.items())
-            if path not in declared[name] and not _PROTOCOL.search(path)
-        ]
-
-    def _see(self, frame: FrameType, event: str, _: Any) -> None:
+    def see(frame: FrameType, event: str, _: Any) -> None:
         if event != "call":
             return
-        if not self._is_on:  # a thread that outlived us
+        if not is_on:  # a thread that outlived us
             sys.setprofile(None)
             return
         caller = frame.f_back
@@ -90,8 +64,23 @@ class UpstreamCalls:
         if caller is None or not caller.f_globals.get("__name__", "").startswith(PATCHES_PACKAGE):
             return
         patch = caller.f_globals["__name__"][len(PATCHES_PACKAGE) :].partition(".")[0]
-        if patch in self.found and (path := _called(frame, patch)) is not None:
-            self.found[patch].setdefault(path, f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+        if (path := _called(frame, patch)) is not None and not _PROTOCOL.search(path):
+            found.setdefault((patch, path), f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+
+    threading.setprofile(see)
+    sys.setprofile(see)
+    try:
+        yield wrong
+    finally:
+        is_on = False
+        sys.setprofile(before)
+        threading.setprofile(None)
+    declared = {patch.name: _declared_by(patch) for patch in PATCHES}
+    wrong += [
+        f"{patch} calls {path} at {line}, which is none of its seams"
+        for (patch, path), line in sorted(found.items())
+        if path not in declared.get(patch, {path})
+    ]
 
 
 def _called(callee: FrameType, patch: str) -> str | None:
