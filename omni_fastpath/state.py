@@ -240,6 +240,8 @@ class Publisher:
             # Without the lock, because a patch whose figures fail reports a state, which calls this method again.
             self._said = self.said()
             with self._lock:
+                if self._ended.is_set():
+                    return  # the exit handler has removed the file while the thread was about to write it
                 before, self._path = self._path, write(self._said)
                 if before is not None and before != self._path:  # /run/user/UID exists only during a user's sessions
                     before.unlink(missing_ok=True)
@@ -282,9 +284,11 @@ class Publisher:
                 yield {**each, "stage": of["stage"], "replica": of["replica"]}
 
     def _remove(self) -> None:
-        if os.getpid() == self._fixed["pid"] and self._path is not None:  # a forked child inherits the handler
-            self._ended.set()  # otherwise the thread may find the file gone and write it again
-            with contextlib.suppress(OSError):
+        if os.getpid() != self._fixed["pid"]:
+            return  # a forked child inherits the handler
+        with self._lock, contextlib.suppress(OSError):
+            self._ended.set()
+            if self._path is not None:
                 self._path.unlink()
 
     def collect(self) -> list[Any]:

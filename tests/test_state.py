@@ -230,6 +230,15 @@ def test_a_forked_child_leaves_its_parents_file_alone() -> None:
     assert read_live() == before
 
 
+def test_the_end_is_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread, at work when the process ends, does not write the file again after it was removed."""
+    publisher = Publisher(Process.SERVER, None)
+    publisher.start()
+    monkeypatch.setattr(publisher, "said", lambda: publisher._remove() or SAID)
+    publisher.write()
+    assert read_live() == []
+
+
 SCRIPT = """
 import os, shutil, sys, time
 from tests.fakes.upstream import patch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -279,3 +280,14 @@ def test_upstream_marks_its_application() -> None:
     """By this attribute of its state, on every release."""
     server = importlib.import_module(API_SERVER)
     assert "openai_serving_models" in server.omni_init_app_state.__code__.co_names
+
+
+def test_an_engine_without_an_api_server_leaves_applications_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where upstream's API server is not imported, the slot has FastAPI's own function."""
+    from fastapi import FastAPI
+
+    stock = vars(FastAPI)["__call__"]
+    monkeypatch.delitem(sys.modules, API_SERVER, raising=False)
+    with only("delivery"):
+        assert vars(FastAPI)["__call__"] is stock
+        assert "no API server" in LEDGER.named("connections").reason

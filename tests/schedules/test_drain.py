@@ -1,8 +1,9 @@
 """The drain under random schedules, against a plain model and against stock.
 
-Hypothesis lets anything happen to a real orchestrator with the drain, at any time of a virtual clock. A plain model, a
-queue of arrivals for each request and replica, says what may be dispatched and when nothing may be queued. Afterwards
-the same happens to stock with enough time after each event, so that a request receives what it should receive.
+Hypothesis lets anything happen to a real orchestrator with the drain, an exception at any of its lines too, at any time
+of a virtual clock. A plain model, a queue of arrivals for each request and replica, says what may be dispatched and
+when nothing may be queued. Afterwards the same happens to stock with enough time after each event, so that a request
+receives what it should receive.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import Drain as TheDrain
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
 from tests.patches.drive import options, silent, switched_on
-from tests.patches.lines import FailsAt, traced
+from tests.patches.lines import FailsAt, lines_of, traced
 from tests.schedules.drain_world import Engine, Got, Note, Shape, World
 
 pytestmark = pytest.mark.upstream
@@ -49,6 +50,7 @@ PIPELINES = {
 """Stages, and whether the next one gets chunks or waits for the whole."""
 KINDS = {"text": ("text",), "latent": ("codes",), "audio": ("audio", "silent")}
 COUNTS: Counter[str] = Counter()
+LINES = lines_of("budgeted_drain")
 
 
 @contextmanager
@@ -187,6 +189,7 @@ class Drain(RuleBasedStateMachine):
                 event_driven=one_of(False, True),
                 cost_s=tuple(cost_s * one_of(1.0, 0.2, 4.0) for _ in stages),
             )
+        self.world.broken = one_of(None, None, FailsAt(LINES, data.draw(st.integers(1, 1500))))
         self.stack.callback(self.world.close)
         assert TheDrain.running, "not the loop that it should be"
         self._submit("DELTA", "all", 2)
@@ -353,6 +356,7 @@ class Drain(RuleBasedStateMachine):
             self.nothing_is_wrong()
         ours, left = self.world, self.world.left()
         if ours.broken is not None and ours.broken.at is not None:
+            COUNTS["raised"] += 1
             assert ours.has_failed, f"{ours.broken.at} raised, and the state does not say so"
             assert not TheDrain.running
             assert not any(map(_is_watched, chain(*ours.engines)))
@@ -433,5 +437,4 @@ def test_drain(pipeline: str) -> None:
     with silent(), switched_on():
         run_state_machine_as_test(machine, settings=settings(machine.TestCase.settings, max_examples=examples))
     print(f"{pipeline}: {dict(sorted(COUNTS.items()))}")  # noqa: T201
-    seen = ["done", "failed", "lost", "die", "attach"]
-    assert all(COUNTS[each] for each in seen), COUNTS
+    assert all(COUNTS[each] for each in ("done", "failed", "lost", "die", "attach", "raised")), COUNTS

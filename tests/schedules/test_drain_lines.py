@@ -22,14 +22,13 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import Drain as TheDrain
 from tests.patches.drive import silent, switched_on
-from tests.patches.lines import FailsAt, Line, lines_of, traced
+from tests.patches.lines import FailsAt, Line, traced
 from tests.schedules.drain_world import Shape, World
-from tests.schedules.test_drain import PIPELINES, Drain, Judged
+from tests.schedules.test_drain import LINES, PIPELINES, Drain, Judged
 from tests.schedules.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.upstream
 
-LINES = lines_of("budgeted_drain")
 TIMES = (1, 2, 3, 5, 8, 13) if settings().max_examples > 50 else (1,)
 """How often a line is reached until it raises."""
 STOCK: dict[str, World] = {}
