@@ -240,29 +240,32 @@ def test_a_patch_that_is_brought_may_be_off() -> None:
         assert resolve(None, environ, patches).enabled.keys() == expected
 
 
-def test_a_removed_key_is_refused_with_a_sentence() -> None:
+REMOVED = r"(__ORDER|\.order in .*): removed in 0\.4, .*; leave it out$"
+
+
+@pytest.mark.parametrize(
+    ("block_of_it", "variables", "words"),
+    [
+        ({"budgeted_drain": {"order": "visible_first"}}, ("BUDGETED_DRAIN__ORDER",), REMOVED),
+        *(
+            (
+                {key: True},
+                (key.upper(), f"{key.upper()}__KEY"),
+                rf"{key} is part of delivery since 0.4; set delivery\.\w+ i",
+            )
+            for key in ("deadline_order", "requests_first")
+        ),
+    ],
+)
+def test_what_was_removed_is_refused_with_a_sentence(block_of_it: Any, variables: tuple[str, ...], words: str) -> None:
     """In a YAML and as a variable: what to do instead, and not the list of what is allowed."""
     from omni_fastpath.patches import PATCHES
 
-    variable, key = "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER", {"order": "visible_first"}
-    for value, environ in ((ABSENT, {"OMNI_FASTPATH": "1", variable: "x"}), ({"budgeted_drain": key}, {})):
-        with pytest.raises(ConfigError, match=r"(__ORDER|\.order in .*): removed in 0\.4, .*; leave it out$"):
-            resolve(block(value), environ, PATCHES)
-
-
-@pytest.mark.parametrize("key", ["deadline_order", "requests_first"])
-def test_a_former_patch_is_refused_with_its_new_key(key: str) -> None:
-    """In a YAML, as a variable, and as a variable of a value it had."""
-    from omni_fastpath.patches import PATCHES
-
-    variable = f"OMNI_FASTPATH_{key.upper()}"
-    settings: list[tuple[Any, dict[str, str]]] = [({key: True}, {})]
-    settings += [(ABSENT, {"OMNI_FASTPATH": "1", name: "0"}) for name in (variable, f"{variable}__KEY")]
-    for value, environ in settings:
-        with pytest.raises(
-            ConfigError, match=rf"^\S+.*: {key} is part of delivery since 0.4; set delivery\.\w+ instead$"
-        ):
-            resolve(block(value), environ, PATCHES)
+    with pytest.raises(ConfigError, match=words):
+        resolve(block(block_of_it), {}, PATCHES)
+    for name in variables:
+        with pytest.raises(ConfigError, match=words):
+            resolve(None, {"OMNI_FASTPATH": "1", f"OMNI_FASTPATH_{name}": "0"}, PATCHES)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 BLOCK: dict[str, Any] = {
     "nonblocking_dequeue": True,
-    "budgeted_drain": {
-        "max_items": 8,
-        "max_time_us": 1000,
-    },
+    "budgeted_drain": {"max_items": 8, "max_time_us": 1000},
     "connections": True,
     "delivery": {"by_deadline": False, "requests_first": False},
     "admission_limit": True,

@@ -132,12 +132,6 @@ class _Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> _Clock:
-    """A clock that a test sets."""
-    return _Clock()
-
-
 def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = False) -> Any:
     """Upstream's message with text, or with so many seconds of audio."""
     import torch
@@ -155,17 +149,35 @@ def deadlines(clock: Callable[[], float]) -> Any:
     return Deadlines(None, clock)
 
 
-def test_first_audio_is_due_at_once_and_text_when_it_arrives(clock: _Clock) -> None:
-    """The deadline of a request's first audio is ten seconds before its arrival, that of every text its arrival."""
-    due = deadlines(clock)
-    assert due.of(output("a", 0)) == ("a", 100.0)
-    assert due.of(output("a", 2, seconds=0.5)) == ("a", 90.0)
-    assert due.of(output("a", 0)) == ("a", 100.0)
+def test_when_a_message_is_due_that_nobody_listens_to_yet() -> None:
+    """The deadline of a request's first audio is ten seconds before its arrival, that of every text its arrival.
+
+    So is that of a complete answer, an error, and audio of unknown rate. Of what belongs to no request, an
+    acknowledgement is due at once, an engine's error after everything that arrived earlier.
+    """
+    import torch
+    from vllm_omni.engine.messages import ErrorMessage
+
+    due, unknown = deadlines(_Clock()), output("b", 2)
+    unknown.engine_outputs.multimodal_output = {"audio": torch.zeros(10)}
+    for message, expected in (
+        (output("a", 0), ("a", 100.0)),
+        (output("a", 2, seconds=0.5), ("a", 90.0)),
+        (output("a", 0), ("a", 100.0)),
+        (output("whole", 0, finished=True), ("whole", 100.0)),
+        (output("whole", 2, seconds=0.5, finished=True), ("whole", 100.0)),
+        (ErrorMessage(error="lost", request_id="a"), ("a", 100.0)),
+        (unknown, ("b", 100.0)),
+        (unknown, ("b", 100.0)),
+        ({"type": "ack"}, (None, -math.inf)),
+        (ErrorMessage(error="dead", fatal=True), (None, math.inf)),
+    ):
+        assert due.of(message) == expected
 
 
-def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
+def test_later_audio_is_due_when_its_listener_runs_out() -> None:
     """The deadline follows from the seconds of audio since the first packet, at most five seconds after arrival."""
-    due = deadlines(clock)
+    due = deadlines(clock := _Clock())
     due.of(output("a", 2, seconds=0.5))
     clock.now = 100.1
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 100.5)
@@ -176,32 +188,9 @@ def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 170.5)  # its listener has begun again
 
 
-def test_what_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
-    """A complete answer, an error, and audio of unknown rate."""
-    import torch
-    from vllm_omni.engine.messages import ErrorMessage
-
-    due = deadlines(clock)
-    assert due.of(output("whole", 0, finished=True)) == ("whole", 100.0)
-    assert due.of(output("whole", 2, seconds=0.5, finished=True)) == ("whole", 100.0)
-    assert due.of(ErrorMessage(error="lost", request_id="a")) == ("a", 100.0)
-    unknown = output("b", 2)
-    unknown.engine_outputs.multimodal_output = {"audio": torch.zeros(10)}
-    assert [due.of(unknown)[1] for _ in range(2)] == [100.0, 100.0]
-
-
-def test_what_belongs_to_no_request(clock: _Clock) -> None:
-    """An acknowledgement is due at once, an engine's error after everything that arrived earlier."""
-    from vllm_omni.engine.messages import ErrorMessage
-
-    due = deadlines(clock)
-    assert due.of({"type": "ack"}) == (None, -math.inf)
-    assert due.of(ErrorMessage(error="dead", fatal=True)) == (None, math.inf)
-
-
-def test_what_is_kept_is_bounded(clock: _Clock) -> None:
+def test_what_is_kept_is_bounded() -> None:
     """A listener is forgotten at the end of the request, and if that was aborted a minute after its last audio."""
-    due = deadlines(clock)
+    due = deadlines(clock := _Clock())
     due.of(output("ended", 2, seconds=0.5))
     due.of(output("ended", 0, finished=True))
     for number in range(100):

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from omni_fastpath.patches import PATCHES
-from tests.fakes import payloads
 from tests.fakes.registration import declared
 from tests.server.conftest import DEPLOY, all_states, as_declared, states
 
@@ -24,9 +23,8 @@ def _deploy(folder: Path, talker: str) -> Path:
     """The tiny model's deploy YAML with this executor of the talker."""
     deploy = yaml.safe_load((DEPLOY / "qwen3_omni_tiny.yaml").read_text())
     for stage, device in zip(deploy["stages"], "567", strict=True):
-        stage["devices"] = (
-            device  # upstream locks a device for the start of a stage, and others start on the first ones
-        )
+        # Upstream locks a device for the start of a stage, and others start on the first ones.
+        stage["devices"] = device
     deploy["stages"][1]["distributed_executor_backend"] = talker
     deploy["stages"][1]["default_sampling_params"]["ignore_eos"] = True  # 80 frames in five chunks
     path = folder / "deploy.yaml"
@@ -73,10 +71,10 @@ def expected(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
 def test_every_patch_on_upstreams_own_runners(
     server: Callable[..., Any], expected: list[str], tmp_path: Path, talker: str
 ) -> None:
-    """States are as declared, ``forward_gate`` counts the talker's outputs with a payload, texts are stock's."""
+    """States are as declared, patches of stages have counted, and texts are stock's."""
     deploy = _deploy(tmp_path, talker)
     every = {patch.env: "1" for patch in PATCHES}
-    with server("qwen3_omni_tiny", deploy, environment={**REAL, **every, **payloads.plugin(tmp_path)}) as running:
+    with server("qwen3_omni_tiny", deploy, environment={**REAL, **every}) as running:
         assert _served(running) == expected
         time.sleep(4)  # state files are refreshed every two seconds
         of_server, of_stages = states(running), all_states(running, "stage")
@@ -84,10 +82,8 @@ def test_every_patch_on_upstreams_own_runners(
     assert {name: entry["state"] for name, entry in of_server.items()} == as_declared(every=True)
     assert len(of_stages) == 3
     [gate] = [each["forward_gate"] for each in of_stages if TALKER in each["forward_gate"]["reason"]]
-    counts = payloads.read(tmp_path)
-    assert set(counts) == {"0 async=True uni", f"1 async=True {talker}", "2 async=False uni"}
     assert gate["state"] == declared("stage", every=True)["forward_gate"], gate
-    assert gate["counters"]["multimodal_outputs"] == counts[f"1 async=True {talker}"] > 100
+    assert gate["counters"]["multimodal_outputs"] > 100
     assert sorted(bool(each["save_queue_cap"]["counters"]["tasks"]) for each in of_stages) == [False, True, True]
     assert of_server["queue_metrics"]["counters"]["observed"] > 100
     assert "failed" not in {entry["state"] for each in of_stages for entry in each.values()}

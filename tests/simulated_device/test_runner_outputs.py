@@ -30,14 +30,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("runner_outputs")
     models.write_qwen3_omni_tiny(folder / "model")
     variables = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    command = (
-        sys.executable,
-        "-m",
-        "tests.simulated_device.runner_outputs",
-        str(folder / "model"),
-        str(folder / "seen"),
-    )
-    ran = process(*command, **variables)
+    command = (sys.executable, "-m", "tests.simulated_device.runner_outputs")
+    ran = process(*command, str(folder / "model"), str(folder / "seen"), **variables)
     assert ran.returncode == 0, ran.stderr[-8000:]
     found: dict[str, dict[str, Any]] = json.loads((folder / "seen").read_text())
     return found

@@ -77,17 +77,8 @@ def test_the_busiest_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_but_the_port_of_a_command_line_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """``status`` shows only the port of a command line, never keys or addresses."""
-    command = (
-        "python3",
-        "vllm",
-        "serve",
-        "https://me:SECRET@host/model",
-        "--omni",
-        "--port=8091",
-        "--api-key",
-        "SECRET",
-    )
-    monkeypatch.setattr(servers, "live_servers", lambda: [Server(7007, command, {"HF_TOKEN": "SECRET"})])
+    command = "python3 vllm serve https://me:SECRET@host/model --omni --port=8091 --api-key SECRET"
+    monkeypatch.setattr(servers, "live_servers", lambda: [Server(7007, tuple(command.split()), {"HF_TOKEN": "SECRET"})])
     cli.main(["status"])
     out = capsys.readouterr().out
     assert "server 7007 port 8091: OFF, or still starting" in out
