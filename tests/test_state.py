@@ -234,7 +234,12 @@ def test_the_end_is_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread, at work when the process ends, does not write the file again after it was removed."""
     publisher = Publisher(Process.SERVER, None)
     publisher.start()
-    monkeypatch.setattr(publisher, "said", lambda: publisher._remove() or SAID)
+
+    def said() -> Any:
+        publisher._remove()
+        return SAID
+
+    monkeypatch.setattr(publisher, "said", said)
     publisher.write()
     assert read_live() == []
 
