@@ -79,7 +79,7 @@ class Play:
 
         self.setting, self.clock = setting, Clock()
         for module in _READERS:
-            name = "time" if module in _READERS[:3] else "_time"
+            name = "time" if module in _READERS[:2] else "_time"
             monkeypatch.setattr(f"{module}.{name}", self.clock)
         fast = setting.detokenizer != "slow"
         if hasattr(detokenizers, "USE_FAST_DETOKENIZER"):
