@@ -60,5 +60,5 @@ def _others(count: int) -> Iterator[None]:
             stage = {"stage": number % 3, "replica": number, "above": [os.getpid()]}
             said = snapshot(process.pid, "stage", patches=LEDGER.snapshot(), **stage)
             file = state.folder() / f"{process.pid}-{process_role.namespace()}.json"
-            file.write_text(json.dumps(said, default=str), encoding="utf-8")
+            file.write_text(json.dumps({**said, "check": state._check(said)}, default=str), encoding="utf-8")
         yield
