@@ -319,7 +319,8 @@ class _Settings:
                     remedy = f"switch {name} on ({self._declared[name].env}=1) or {patch.name} off"
                     self.problems.append(ConfigError(f"{why}; {remedy}"))
                 elif not required.on and not required.origin:
-                    self._change(name, on=True, origin=f"required by {patch.name}")
+                    how = "required by" if name in patch.requires else "switched on with"
+                    self._change(name, on=True, origin=f"{how} {patch.name}")
 
 
 # The result

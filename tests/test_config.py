@@ -235,9 +235,10 @@ def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
 def test_a_patch_that_is_brought_may_be_off() -> None:
     """It is on with what brings it, and without an error off where its own variable says so."""
     patches = (PIPE, dataclasses.replace(PUMP, requires=(), brings=("pipe",)))
-    for word, expected in (("", {"pipe", "pump"}), ("0", {"pump"})):
+    for word, origin in (("", "switched on with pump"), ("0", None)):
         environ = {"OMNI_FASTPATH_PUMP": "1", "OMNI_FASTPATH_PIPE": word}
-        assert resolve(None, environ, patches).enabled.keys() == expected
+        resolved = resolve(None, environ, patches)
+        assert (resolved.origins.get("pipe"), "pipe" in resolved.enabled) == (origin, word == "")
 
 
 REMOVED = r"(__ORDER|\.order in .*): removed in 0\.4, .*; leave it out$"
