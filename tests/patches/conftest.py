@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from omni_fastpath.hooks import HOOKS
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches import PATCHES
 from tests.fakes.recorder import Recorder
+from tests.patches.small_stage import stage_config
 from tests.patches.upstream_calls import undeclared_calls
+
+for _patch in PATCHES:
+    LEDGER.entry(_patch)  # without it the modules of a patch could be imported only after its installation
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +27,12 @@ def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
     with undeclared_calls() as wrong:
         yield
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The configuration of a small stage."""
+    return stage_config(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

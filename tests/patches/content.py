@@ -33,15 +33,9 @@ def metrics(stats: Any) -> Any:
 
 def completion(output: Any) -> dict[str, Any]:
     """One completion: text, tokens, audio and other metadata, reasons."""
-    return {
-        "index": output.index,
-        "text": output.text,
-        "token_ids": list(output.token_ids),
-        "cumulative_token_ids": list(getattr(output, "cumulative_token_ids", [])),
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
-        "multimodal": plain(getattr(output, "multimodal_output", None)),
-    }
+    names = ("index", "text", "finish_reason", "stop_reason", "multimodal_output")
+    ids = {name: list(getattr(output, name, ())) for name in ("token_ids", "cumulative_token_ids")}
+    return ids | {name: plain(getattr(output, name, None)) for name in names}
 
 
 def message(found: Any) -> tuple[Any, ...]:
@@ -61,15 +55,3 @@ def sequences(messages: Iterable[Any]) -> dict[tuple[str, int | None], list[tupl
     for each in messages:
         found[each.request_id, each.stage_id].append(message(each))
     return dict(found)
-
-
-def endings(messages: Iterable[Any]) -> dict[str, tuple[int, str]]:
-    """For each request, how many request-final messages it got and what its very last message was."""
-    count: dict[str, int] = defaultdict(int)
-    last: dict[str, str] = {}
-    for each in messages:
-        kind = type(each).__name__
-        ends = kind == "ErrorMessage" or bool(getattr(each, "finished", False))
-        count[each.request_id] += ends
-        last[each.request_id] = "end" if ends else kind
-    return {request_id: (count[request_id], last[request_id]) for request_id in last}

@@ -21,18 +21,6 @@ from omni_fastpath.patches import PATCHES
 
 
 @contextmanager
-def options(**values: Any) -> Iterator[None]:
-    """Other values of ``budgeted_drain`` for the loops that start inside."""
-    entry = LEDGER.named("budgeted_drain")
-    before = entry.options
-    entry.options = entry.patch.options(**values)
-    try:
-        yield
-    finally:
-        entry.options = before
-
-
-@contextmanager
 def _installed(process: Process, *variables: str) -> Iterator[None]:
     apply(config.resolve(None, dict.fromkeys(variables, "1"), PATCHES), process, PATCHES)
     for entry in LEDGER:
@@ -47,7 +35,9 @@ def _installed(process: Process, *variables: str) -> Iterator[None]:
 @contextmanager
 def switched_on(**values: Any) -> Iterator[None]:
     """The default set installed, with these values of ``budgeted_drain``, and taken off afterwards."""
-    with _installed(Process.SERVER, "OMNI_FASTPATH"), options(**values):
+    with _installed(Process.SERVER, "OMNI_FASTPATH"):
+        entry = LEDGER.named("budgeted_drain")
+        entry.options = entry.patch.options(**values)
         yield
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from benchmarks.rigs import inprocess
 from tests.patches.content import plain
 
 KINDS = ("DELTA", "CUMULATIVE", "FINAL_ONLY")
@@ -75,8 +76,6 @@ class Play:
     def __init__(self, setting: Setting, monkeypatch: Any) -> None:
         import vllm.v1.engine.detokenizer as detokenizers
 
-        from benchmarks.rigs.inprocess import Pipeline
-
         self.setting, self.clock = setting, Clock()
         for module in _READERS:
             name = "time" if module in _READERS[:2] else "_time"
@@ -87,7 +86,7 @@ class Play:
         else:  # 0.32
             monkeypatch.setattr(detokenizers, "uses_fast_detokenizer", lambda _tokenizer: fast)
         self.rng = random.Random(setting.seed)
-        self.pipeline = Pipeline(async_chunk=setting.async_chunk)
+        self.pipeline = inprocess.Pipeline(async_chunk=setting.async_chunk)
         self.orchestrator = self.pipeline.orchestrator
         model = SimpleNamespace(max_model_len=1_000_000, model_stage="", async_chunk=setting.async_chunk)
         for pool in self.pipeline.pools:
@@ -107,8 +106,6 @@ class Play:
         """A request, submitted to every stage."""
         from vllm import sampling_params
 
-        from benchmarks.rigs import inprocess
-
         kind = self.rng.choice(KINDS) if self.setting.kind == "mixed" else self.setting.kind
         made = sampling_params.SamplingParams
 
@@ -123,9 +120,7 @@ class Play:
 
     async def step(self, stage_id: int, *entries: Any) -> list[Any]:
         """One raw output through processing and routing, as both of upstream's loops do it."""
-        from benchmarks.rigs.inprocess import batch
-
-        raw, terminal = batch(*entries), set[str]()
+        raw, terminal = inprocess.batch(*entries), set[str]()
         processed = await self.orchestrator._process_llm_stage_outputs(stage_id, 0, raw, terminal)
         await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
         await self.orchestrator._finish_raw_terminal_requests(stage_id, 0, terminal)
@@ -266,8 +261,6 @@ def everything(found: Any) -> Any:
     """Plain data of a message or an output, with all times, and with the token ids so far."""
     if hasattr(found, "detach") or isinstance(found, int):  # a tensor and an enum have a `__dict__`, too
         return plain(found)
-    if isinstance(found, SimpleNamespace):
-        return everything(vars(found))
     if hasattr(found, "__dict__") or hasattr(found, "__struct_fields__"):
         names = getattr(found, "__struct_fields__", None) or [
             name for name in vars(found) if not name.startswith("_omni_fastpath")

@@ -193,6 +193,20 @@ class SmallStage:
         """The stream of a request."""
         return f"ss-{os.getpid()}-{name}"
 
+    def tokens(self, name: str) -> list[int]:
+        """The tokens that a request has sampled."""
+        return [token for each in self.outputs[name] for token in each.new_token_ids]
+
+    def said(self, name: str) -> list[Any]:
+        """What the orchestrator got of a request, without what is for the next stage alone."""
+        from vllm_omni.utils.mm_outputs import partition_flat_payload
+
+        def said(output: Any) -> Any:
+            seen = sorted(partition_flat_payload(output.multimodal_output or {})[1])
+            return str(output.finish_reason), seen, output.prefill_stats is not None
+
+        return list(map(said, self.outputs[name]))
+
     # ---- Steps ----
 
     def step(self) -> list[str]:

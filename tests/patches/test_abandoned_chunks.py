@@ -27,15 +27,9 @@ def shm(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def counters() -> dict[str, int]:
-    """The patch's."""
-    return {"chunks": 0, "lock_files": 0}
-
-
-@pytest.fixture
-def found(shm: Path, counters: dict[str, int]) -> Leftovers:
+def found(shm: Path) -> Leftovers:
     """The patch's, over that folder."""
-    return Leftovers(counters, shm)
+    return Leftovers({"chunks": 0, "lock_files": 0}, shm)
 
 
 def put(folder: Path, request: str, stage: int = 0, number: int = 0, at: float = NOW) -> set[str]:
@@ -52,7 +46,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int], found: Leftovers) -> None:
+def test_only_what_an_ended_request_left(shm: Path, found: Leftovers) -> None:
     """Chunks and lock files of each stage go; those of other requests, and other files, stay."""
     for place in range(3):
         put(shm, "ended", stage=place, number=place * 11)
@@ -68,7 +62,7 @@ def test_only_what_an_ended_request_left(shm: Path, counters: dict[str, int], fo
     found.note_ended(["ended"], {"lives"}, NOW)
     found.remove(LATER)
     assert left(shm) == stays
-    assert counters == {"chunks": 3, "lock_files": 3}
+    assert found._counters == {"chunks": 3, "lock_files": 3}
 
 
 def test_a_while_after_its_end_and_again(shm: Path, found: Leftovers) -> None:
@@ -116,13 +110,13 @@ def test_it_is_bounded(shm: Path, found: Leftovers) -> None:
 
 @pytest.mark.upstream
 @pytest.mark.every_release
-def test_the_names_of_the_real_connector(counters: dict[str, int]) -> None:
+def test_the_names_of_the_real_connector(found: Leftovers) -> None:
     """Its unread chunk and lock file go. One that was read is gone already, and the key can be used again."""
     pytest.importorskip("vllm_omni")
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
     sender, receiver = (SharedMemoryConnector({"stage_id": stage}) for stage in (0, 1))
-    name, found = f"fl{os.getpid()}-abandoned", Leftovers(counters)  # as the rigs name theirs
+    name, found._folder = f"fl{os.getpid()}-abandoned", FOLDER  # as the rigs name theirs
     for number in range(3):
         assert sender.put("0", "1", f"{name}_0_{number}", {"number": number})[0]
     assert receiver.get("0", "1", f"{name}_0_0")[0] == {"number": 0}
@@ -130,7 +124,7 @@ def test_the_names_of_the_real_connector(counters: dict[str, int]) -> None:
     assert sum(name in path.name for path in FOLDER.iterdir()) == 4
     found.remove(time.time() + GRACE_S)
     assert not any(name in path.name for path in FOLDER.iterdir())
-    assert counters == {"chunks": 2, "lock_files": 2}
+    assert found._counters == {"chunks": 2, "lock_files": 2}
     assert receiver.get("0", "1", f"{name}_0_1") is None
     assert sender.put("0", "1", f"{name}_0_1", {"number": "again"})[0]
     assert receiver.get("0", "1", f"{name}_0_1")[0] == {"number": "again"}
@@ -155,18 +149,14 @@ def patched(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.every_release
 def test_every_end_of_a_request(patched: Any, event_driven: bool, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real orchestrator: the answered, the failed and the aborted request are noted, the living one is not."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI
-    from tests.patches.test_submission_errors import serves
-    from tests.schedules.drain_world import Shape, World
+    from tests.patches.test_submission_errors import begun, serves, submit
 
     monkeypatch.setattr(patched.wrappers, "_start", lambda: None)
-    shape, names = Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), "answered failed aborted lives"
-    files = {name: put(shm, name, at=0.0) for name in names.split()}
-    with closing(World(shape, event_driven=event_driven)) as world:
-        for name in files:
-            world.submit(name, "DELTA", (0, 2))
-        world.advance(0.01)
-        assert serves(world, "answered")
+    files = {name: put(shm, name, at=0.0) for name in ("good", "failed", "aborted", "lives")}
+    with closing(begun(event_driven=event_driven)) as world:
+        for name in ("failed", "aborted", "lives"):
+            submit(world, name)
+        assert serves(world, "good")
         world.send(0, [("failed", "text", 7, "stop")])
         world.send(2, [("failed", "audio", 7, "error")])
         world.abort("aborted", waits=False)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
+import inspect
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from anyio import CancelScope
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.admission_limit.places import Places, RetryAfter, Ticket
+from tests.fakes.upstream import load
 from tests.patches.drive import engine_without_stages, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -245,7 +246,8 @@ class Served:
 @pytest.fixture
 def served() -> Iterator[Served]:
     """Upstream's routes with the patch alone."""
-    importlib.import_module("vllm_omni.entrypoints.openai.api_server")  # without it these slots are left alone
+    import vllm_omni.entrypoints.openai.api_server  # noqa: F401 - without it these slots are left alone
+
     with only("admission_limit"):
         yield Served()
 
@@ -255,7 +257,7 @@ def _counters() -> tuple[int, ...]:
     return tuple(LEDGER.named("admission_limit").counters.values())
 
 
-def _busy() -> Any:
+def busy() -> Any:
     """The body of vLLM's refusal."""
     from vllm.entrypoints.serve import create_error_response
     from vllm.exceptions import QueueOverflowError
@@ -278,7 +280,7 @@ async def test_a_full_server_answers_as_vllm_does(served: Served, path: str, bod
     """The 503 has vLLM's body and a Retry-After header; no prompt is rendered, and no place is taken."""
     await served.start(under_way)
     status, headers, text = await served.ask(path, body)
-    assert (status, json.loads(text)) == (503, _busy())
+    assert (status, json.loads(text)) == (503, busy())
     assert 1 <= int(headers[b"retry-after"]) <= 30
     assert served.rendered == 0
     assert _counters() == (0, 1, 0)
@@ -348,14 +350,11 @@ async def test_a_handler_that_raises_gives_its_places_back(served: Served) -> No
     assert _counters() == (2, 0, LIMIT)
 
 
-async def test_the_limit_holds_whatever_copy_made_the_application(served: Served) -> None:
+async def test_the_limit_holds_whatever_copy_made_the_application(served: Served, tmp_path: Path) -> None:
     """Also where a second copy of the API server's module runs, and no function of the first one is called."""
-    api_server = importlib.import_module("vllm_omni.entrypoints.openai.api_server")
-    spec = importlib.util.spec_from_file_location("__main__copy", api_server.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
+    from vllm_omni.entrypoints.openai import api_server
+
+    copy: Any = load(tmp_path, inspect.getsource(api_server), "__main__copy")
     served.app.router.routes[:] = [each for each in served.app.router.routes if getattr(each, "path", "") == "/v1/made"]
     served.app.include_router(copy.router)
     await served.start(LIMIT)

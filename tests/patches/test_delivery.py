@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import uvloop
 
+pytest.importorskip("vllm_omni")
+
 from omni_fastpath.declare import State
+from omni_fastpath.patches.delivery import incoming, wrappers
 from tests.patches.drive import front_end_hands_out, only
 from tests.schedules.test_delivery import output
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-BY_OPTION: list[dict[str, bool]] = [{}, {"by_deadline": False}]
 
-
-@pytest.fixture(params=BY_OPTION, ids=["by deadline", "by arrival"])
+@pytest.fixture(params=[{}, {"by_deadline": False}], ids=["by deadline", "by arrival"])
 def entry(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The patch alone."""
     with only("delivery", **request.param) as found:
@@ -39,9 +40,7 @@ def engine_of(is_alive: Callable[[], bool] = lambda: True) -> Any:
 
 def delivery_of(engine: Any) -> Any:
     """The patch's object for an engine's queue."""
-    from omni_fastpath.patches.delivery.wrappers import Delivery
-
-    return Delivery.of(engine.output_queue)
+    return wrappers.Delivery.of(engine.output_queue)
 
 
 # ---- Waiting ----
@@ -57,8 +56,6 @@ def test_a_put_wakes_the_front_end(
     entry: Any, drain: str, new_loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand messages, in bursts and singly, arrive once each and in order, and no thread waits for them."""
-    from omni_fastpath.patches.delivery import wrappers
-
     monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 60.0)  # only a message can end a wait
     engine, numbers = engine_of(), range(10_000)
 
@@ -88,8 +85,6 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(
     entry: Any, drain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait without a message gives None; if the orchestrator died, upstream's error, after what is queued."""
-    from omni_fastpath.patches.delivery import wrappers
-
     monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 0.01)
     alive = [True]
     engine = engine_of(lambda: bool(alive))
@@ -109,8 +104,6 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(
     entry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that is put after the first check and before the waiter is armed is found by the second check."""
-    from omni_fastpath.patches.delivery import wrappers
-
     engine = engine_of()
     found = iter((True, False, False))
 
@@ -129,21 +122,19 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(
 @pytest.mark.parametrize("at", ["a wait", "a turn", "a pause"])
 async def test_a_drain_that_is_cancelled_has_taken_nothing(entry: Any, at: str) -> None:
     """A cancelled wait leaves no waiter behind; a turn and a pause come before the message is taken."""
-    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
-
     engine = engine_of()
     if at != "a wait":
         engine.output_queue.sync_q.put_nowait("kept")
     if at == "a turn":
         delivery_of(engine)._left = 0
     if at == "a pause":
-        ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
+        incoming.ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
     task = asyncio.create_task(engine.try_get_output_async())
     await asyncio.sleep(0.01 if at == "a wait" else 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    ON_THEIR_WAY.clear()
+    incoming.ON_THEIR_WAY.clear()
     if at == "a wait":
         engine.output_queue.sync_q.put_nowait("kept")
     assert await engine.try_get_output_async() == "kept"
@@ -178,16 +169,10 @@ async def received(messages: Sequence[Any], *, event_driven: bool) -> list[tuple
     return found[: len(messages)]
 
 
-def queued() -> list[Any]:
-    """Two requests with audio that is not due yet, then the first text and audio of a third, and its end."""
-    busy = [output(name, 2, seconds=1.0) for _ in range(20) for name in ("b", "c")]
-    late = [output("new", 0), output("new", 2, seconds=0.5), output("new", 2, finished=True)]
-    return [*busy, *late]
-
-
 async def test_first_audio_goes_first_and_nothing_overtakes_its_own(entry: Any, event_driven: bool) -> None:
-    """Only others' first packets precede it, or all that arrived before; each request gets its own once, in order."""
-    messages = queued()
+    """Only first packets of busy requests precede it, or all that arrived; each request gets its own once, in order."""
+    busy = [output(name, 2, seconds=1.0) for _ in range(20) for name in ("b", "c")]
+    messages = [*busy, output("new", 0), output("new", 2, seconds=0.5), output("new", 2, finished=True)]
     found = await received(messages, event_driven=event_driven)
     is_first = [name for name, _ in found][:5] == ["b", "c", "new", "new", "new"]
     assert is_first is entry.options.by_deadline

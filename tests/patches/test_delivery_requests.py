@@ -19,6 +19,7 @@ import pytest
 from omni_fastpath import connection
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.connections import API_SERVER
+from omni_fastpath.patches.delivery import incoming
 from tests.patches.drive import engine_without_stages, front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -31,8 +32,6 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The patch alone, with a time limit that a pause of the machine does not reach."""
     importlib.import_module(API_SERVER)  # without it the application is left alone
     with only("delivery") as entry:
-        from omni_fastpath.patches.delivery import incoming
-
         monkeypatch.setattr(incoming, "LONGEST_WAY_S", 60)
         yield entry
         assert on_the_way() == 0
@@ -40,9 +39,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def on_the_way() -> int:
     """How many requests are incoming."""
-    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
-
-    return len(ON_THEIR_WAY)
+    return len(incoming.ON_THEIR_WAY)
 
 
 # ---- Which requests count, and until when ----
@@ -64,14 +61,14 @@ def _application(answer: Any, *, is_upstreams: bool = True) -> Any:
     return app
 
 
-async def _ask(answer: Any, path: str = PATH, method: str = "POST", app: Any = None) -> int:
+async def ask(answer: Any, path: str = PATH, method: str = "POST", app: Any = None) -> int:
     """Ask upstream's application with this answer, or another one: the status, or the exception that it raises."""
     transport = httpx.ASGITransport(app or _application(answer))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         return (await client.request(method, path)).status_code
 
 
-async def _submit(refused: bool = False) -> None:
+async def submit(refused: bool = False) -> None:
     """Submit a request to upstream's engine, whose fake processing of inputs may refuse it."""
 
     def add_request(*_args: Any, **_kwargs: Any) -> None:
@@ -89,11 +86,11 @@ async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
 
     async def outer() -> None:
         before = on_the_way()
-        await _submit()
-        await _ask(inner)
+        await submit()
+        await ask(inner)
         assert (before, on_the_way()) == (1, 0)
 
-    await _ask(outer)
+    await ask(outer)
     assert on.counters["requests"] == 2
 
 
@@ -136,13 +133,13 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
             raise ValueError
         if fails == "cancelled":
             await asyncio.sleep(60)
-        await _submit(refused=fails == "in the submission")
+        await submit(refused=fails == "in the submission")
         assert on_the_way() == 1
         if fails == "after":
             raise ValueError
         return "Hello."
 
-    other, asked = asyncio.create_task(_ask(waits)), asyncio.create_task(_ask(answer))
+    other, asked = asyncio.create_task(ask(waits)), asyncio.create_task(ask(answer))
     await both.wait()
     if fails == "cancelled":
         asked.cancel()
@@ -166,9 +163,9 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
 )
 async def test_requests_for_text_and_speech_count(on: Any, method: str, path: str, counts: int) -> None:
     """Requests of other routes and methods do not, and none without the option."""
-    await _ask(lambda: _counted(counts), path, method)
+    await ask(lambda: _counted(counts), path, method)
     on.options = on.patch.options(requests_first=False)
-    await _ask(lambda: _counted(0), path, method)
+    await ask(lambda: _counted(0), path, method)
     assert on.counters["requests"] == counts
 
 
@@ -178,15 +175,13 @@ async def _counted(expected: int) -> None:
 
 async def test_a_request_that_waits_for_something_else_counts_no_more(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow client, a download or a paused engine does not delay outputs for longer than the limit."""
-    from omni_fastpath.patches.delivery import incoming
-
     monkeypatch.setattr(incoming, "LONGEST_WAY_S", 0.001)
 
     async def answer() -> None:
         await asyncio.sleep(0.1)
         assert on_the_way() == 0
 
-    await _ask(answer)
+    await ask(answer)
 
 
 # ---- How long outputs wait ----
@@ -196,8 +191,6 @@ class _Time:
     """A clock that only sleeps advance, and a pause while one request is on its way."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from omni_fastpath.patches.delivery import incoming
-
         self.ns, self.requests = 0, {"one"}
         monkeypatch.setattr(asyncio, "sleep", self._sleep)
         monkeypatch.setattr(incoming, "ON_THEIR_WAY", self.requests)
@@ -212,8 +205,6 @@ class _Time:
 
 async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Apart from one wait that is saved up at first; no wait is longer than its bound and a tick."""
-    from omni_fastpath.patches.delivery.incoming import LONGEST_NS, TICK_S
-
     time = _Time(monkeypatch)
     longest = waited = 0
     while time.ns < 10_000_000_000:
@@ -221,8 +212,8 @@ async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, mo
         await time.pause.before_output()
         longest, waited = max(longest, time.ns - before), waited + time.ns - before
         time.ns += 70_000
-    assert longest <= LONGEST_NS + TICK_S * 1e9
-    assert 0.3 < (waited - LONGEST_NS) / time.ns <= 1 / 3
+    assert longest <= incoming.LONGEST_NS + incoming.TICK_S * 1e9
+    assert 0.3 < (waited - incoming.LONGEST_NS) / time.ns <= 1 / 3
     assert on.counters["waits"] > 1000
     time.requests.clear()
 
@@ -237,11 +228,9 @@ async def test_a_wait_ends_with_the_submission(on: Any, monkeypatch: pytest.Monk
 
 async def test_both_drains_wait(on: Any, event_driven: bool) -> None:
     """Both drains of upstream wait while a request is incoming, once a message, and hand out all in order."""
-    from omni_fastpath.patches.delivery.incoming import ON_THEIR_WAY
-
-    ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
+    incoming.ON_THEIR_WAY.add(object())  # type: ignore[arg-type]
     taken = await front_end_takes(100, event_driven=event_driven)
-    ON_THEIR_WAY.clear()
+    incoming.ON_THEIR_WAY.clear()
     assert on.counters["waits"] > 0
     assert taken == list(range(100))
 
@@ -264,7 +253,7 @@ async def test_only_upstreams_application_is_acted_on(on: Any, outer_is_upstream
     async def by_keywords(scope: Any, receive: Any, send: Any) -> None:
         await outer(scope=scope, receive=receive, send=send)
 
-    assert [await _ask(None, path, app=by_keywords) for path in (PATH, f"/inner{PATH}")] == [200, 200]
+    assert [await ask(None, path, app=by_keywords) for path in (PATH, f"/inner{PATH}")] == [200, 200]
     assert (seen, on.has_failed) == ([outer_is_upstreams, True], False)
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import settings
@@ -26,22 +24,22 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 from tests.patches.content import sequences
-from tests.patches.drive import front_end_takes, only, run
+from tests.patches.drive import front_end_takes, only, run, silent
 from tests.patches.lines import FailsAt, Line, traced
+from tests.patches.small_stage import SmallStage
 
 pytestmark = [pytest.mark.upstream, pytest.mark.timeout(7200)]
 
-Play = Callable[[pytest.MonkeyPatch, Path], Any]
-"""Gives what users got, as plain data."""
+Play = Callable[[pytest.MonkeyPatch, Any], Any]
+"""Gives what users got, as plain data; it is given the configuration of a stage."""
 
 
 # ---- The scenarios ----
 
 
-def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """What the front end takes, in both of its modes, queued and waited for, while requests come in."""
-    from tests.patches.test_delivery_requests import _ask as ask
-    from tests.patches.test_delivery_requests import _submit as submit
+    from tests.patches.test_delivery_requests import ask, submit
 
     async def answer() -> str:
         await asyncio.sleep(0.01)
@@ -61,20 +59,9 @@ def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return asyncio.run(script())
 
 
-class _Anything:
-    """Equal to anything, for an answer that may also be a refusal."""
-
-    def __eq__(self, _other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-    """Answers to HTTP and a web socket, of a full server too, and answers afterwards."""
-    from tests.patches import test_admission_limit as admission
-    from tests.patches.test_admission_limit import CHAT, LIMIT, ONE, Served
+def places(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
+    """Answers to HTTP and a web socket, of a full server too, and answers afterwards; each may also be a refusal."""
+    from tests.patches.test_admission_limit import CHAT, LIMIT, ONE, Served, busy
 
     async def script() -> list[Any]:
         served = Served()
@@ -82,8 +69,8 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
         async def ask(path: str, body: Any) -> None:
             status, headers, text = await served.ask(path, body)
-            is_refusal = status == 503 and json.loads(text) == admission._busy()
-            found.append(_Anything() if is_refusal else (status, headers.get(b"retry-after"), text))
+            is_refusal = status == 503 and json.loads(text) == busy()
+            found.append(ANY if is_refusal else (status, headers.get(b"retry-after"), text))
 
         served.go.set()
         served.engine.request_states = dict.fromkeys(("one", "two"))
@@ -96,7 +83,7 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         for path in (CHAT, "/v1/made"):
             await ask(path, ONE)
         [said] = await served.speak()
-        found.append(_Anything() if said == "QueueOverflowError" else said)
+        found.append(ANY if said == "QueueOverflowError" else said)
         for _ in range(3):
             await ask(CHAT, ONE)
         await ask("/v1/made", {})
@@ -107,13 +94,8 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return asyncio.run(script())
 
 
-def stage(_monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+def stage(_monkeypatch: pytest.MonkeyPatch, config: Any) -> Any:
     """A stage's chunks for the next one, and the part of its outputs that users receive."""
-    from vllm_omni.utils.mm_outputs import partition_flat_payload
-
-    from tests.patches.small_stage import SmallStage, stage_config
-
-    config = _CONFIGS.get(folder) or _CONFIGS.setdefault(folder, stage_config(folder))
     with SmallStage(config) as found:
         found.add_all({"a": 12, "b": 20, "c": 7})
         found.open.clear()
@@ -123,32 +105,23 @@ def stage(_monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
         found.open.set()
         found.run()
         assert found.adapter.save_thread.is_alive()
-
-    def said(output: Any) -> Any:
-        seen = sorted(partition_flat_payload(output.multimodal_output or {})[1])
-        return output.new_token_ids, str(output.finish_reason), seen
-
     found.outputs.pop("c", None)  # how far an aborted request was is a matter of time
     found.chunks.pop(found.stream("c"), None)
-    return dict(found.chunks), {name: list(map(said, outputs)) for name, outputs in found.outputs.items()}
+    return dict(found.chunks), {name: (found.tokens(name), found.said(name)) for name in found.outputs}
 
 
-_CONFIGS: dict[Path, Any] = {}
-
-
-def raw_outputs(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def raw_outputs(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """Random raw outputs through the orchestrator's processing and routing, with texts and without."""
-    from tests.patches.lean_processing_script import Play as Script
-    from tests.patches.lean_processing_script import Setting
+    from tests.patches import lean_processing_script as script
 
     found = []
-    for setting in (Setting(3, "DELTA"), Setting(100, "mixed", detokenizer="fast")):
+    for setting in (script.Setting(3, "DELTA"), script.Setting(100, "mixed", detokenizer="fast")):
         with monkeypatch.context() as patched:
-            found.append(repr(Script(setting, patched).run()))
+            found.append(repr(script.Play(setting, patched).run()))
     return found
 
 
-def front_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def front_end(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """Summaries in the log, and chunks of audio."""
     import soundfile  # type: ignore[import-untyped]
 
@@ -165,7 +138,7 @@ def front_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return found
 
 
-def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def observed(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """What an orchestrator sends, while figures are read."""
     from tests.patches.test_queue_metrics import filled
 
@@ -175,14 +148,14 @@ def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return sequences(run(filled(event_driven=False, replicas=1), looks))
 
 
-def first_outputs(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def first_outputs(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """What the front end hands to a request."""
     from tests.patches.test_first_output import _content, answered
 
     return _content(answered())
 
 
-def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
     """One that is aborted, one that is answered, and one whose submission fails: alone, or with the orchestrator.
 
     Another thread removes their chunks meanwhile.
@@ -203,7 +176,7 @@ def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> An
         refuse(world, 0, SURROGATE)
         try:
             submit(world, "bad")
-            found.append(_Anything())
+            found.append(ANY)
         except AssertionError as error:
             found.append("UnicodeEncodeError" in str(error))
     thread = removal and removal._thread
@@ -229,7 +202,6 @@ ELSEWHERE = {"budgeted_drain", "nonblocking_dequeue"}
 BESIDE: dict[Play, str] = {places: "admission_limit", first_outputs: "queue_metrics"}
 """What follows connections in a scenario."""
 OPTIONS: dict[str, dict[str, Any]] = {"save_queue_cap": {"max_tasks": 1}}
-IN_STAGES = {"save_queue_cap", "forward_gate"}
 
 
 def test_every_patch_has_a_scenario() -> None:
@@ -240,44 +212,35 @@ def test_every_patch_has_a_scenario() -> None:
 # ---- Their lines ----
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder, the same for all scenarios."""
-    return tmp_path_factory.mktemp("model")
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _quiet_api_server() -> Iterator[None]:
     """Import the API server, whose slots are written only where it is imported, and log no errors."""
-    importlib.import_module("vllm_omni.entrypoints.openai.api_server")
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
+    import vllm_omni.entrypoints.openai.api_server  # noqa: F401
+
+    with silent():
+        yield
 
 
 @pytest.mark.parametrize(("patch", "play"), [(patch, play) for patch, plays in SCENARIOS.items() for play in plays])
-def test_an_exception_changes_nothing(patch: str, play: Play, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_an_exception_changes_nothing(patch: str, play: Play, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
     """Users receive what stock gives, and the state is failed."""
-    process = Process.STAGE if patch in IN_STAGES else Process.SERVER
-    options = OPTIONS.get(patch, {})
+    process, options = Process.STAGE if play is stage else Process.SERVER, OPTIONS.get(patch, {})
 
     def played(at: Callable[[Line], None]) -> tuple[Any, State]:
         names = dict.fromkeys((BESIDE.get(play, patch), patch))
         with only(*names, process=process, **options) as entry, monkeypatch.context() as patched:
             with traced(patch, at):
-                found = play(patched, folder)
+                found = play(patched, config)
             return found, entry.state
 
     with monkeypatch.context() as patched:
-        stock = play(patched, folder)
+        stock = play(patched, config)
     reached = Counter[Line]()
     assert played(lambda line: reached.update([line])) == (stock, State.APPLIED)
     rng = random.Random(patch)
     lines, wanted = sorted(reached), min(settings().max_examples // 2, 500)
     chosen = [(line, 1) for line in rng.sample(lines, k=min(len(lines), wanted))]
-    while len(chosen) < wanted:
-        line = rng.choice(lines)
-        chosen.append((line, rng.randint(1, reached[line])))
+    chosen += [(line, rng.randint(1, reached[line])) for line in rng.choices(lines, k=wanted - len(chosen))]
     raised = 0
     for line, time in chosen:
         at = FailsAt([line], time)

@@ -14,17 +14,19 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, front_end, silent, text, without_orchestrator
 from omni_fastpath import guard
 from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.queue_metrics import account, wrappers
+from omni_fastpath.patches.queue_metrics.first_output import unread_s
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
-from tests.patches.test_queue_metrics import counts, shown
+from tests.patches.test_queue_metrics import CODE2WAV, TALKER, THINKER, counts, shown
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
 
-THINKER, TALKER, CODE2WAV = range(3)
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
 API_SERVER = SimpleNamespace(openai_serving_models=None)
@@ -41,8 +43,8 @@ def guarded(name: str, patch: str = "queue_metrics") -> Any:
     """A wrapper as it is installed, or the wrapped function if the patch is off."""
     if not is_installed(patch):
         return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
-    wrappers = importlib.import_module(LEDGER.named(patch).patch.wrappers)
-    return guard.guarded(LEDGER.named(patch), getattr(wrappers, name), name, lambda *_: True)
+    module = importlib.import_module(LEDGER.named(patch).patch.wrappers)
+    return guard.guarded(LEDGER.named(patch), getattr(module, name), name, lambda *_: True)
 
 
 def answered(*, event_driven: bool = False, headers: list[tuple[bytes, bytes]] = STREAMED, takes: int = 3) -> list[Any]:
@@ -51,8 +53,6 @@ def answered(*, event_driven: bool = False, headers: list[tuple[bytes, bytes]] =
     Real are the orchestrator, the front end, the request's state and its queue; the application is ours.
     """
     from vllm_omni.entrypoints.client_request_state import ClientRequestState
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, silent, text
 
     pipeline, taken = Pipeline(stages(1), event_driven=event_driven), []
     pipeline.add_request("one")
@@ -123,8 +123,6 @@ def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, othe
 def test_an_answer_that_cannot_be_followed_is_not_counted(headers: Any, takes: int) -> None:
     """None of its legs is observed, and nothing of it is kept."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-
         answered(headers=headers, takes=takes)
         assert set(counts("first_output_seconds").items()) == {(("text",), 0), (("audio",), 0)}
         assert set(counts("first_output_leg_seconds").values()) == {0}
@@ -136,8 +134,6 @@ def test_an_answer_that_cannot_be_followed_is_not_counted(headers: Any, takes: i
 
 def waiting() -> Any:
     """A pipeline with a request on the second of two replicas, which was submitted 40 seconds ago."""
-    from benchmarks.rigs.inprocess import Pipeline
-
     pipeline = Pipeline(stages(2))
     state = pipeline.add_request("one", replicas=(1, 1, 1))
     state.stage_submit_ts = {stage: time.time() - 40.0 for stage in state.stage_submit_ts}
@@ -152,8 +148,6 @@ def quiet(metric: str = "requests_without_output") -> dict[tuple[str, ...], floa
 @every_release
 def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_driven: bool) -> None:
     """It counts at the replica of that stage, from its last output at any stage or its submission on."""
-    from benchmarks.rigs.inprocess import batch, codes
-
     with only("queue_metrics"):
         pipeline = waiting()
         pipeline.orchestrator._event_driven_orch = event_driven
@@ -175,17 +169,14 @@ def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_dri
 def test_which_requests_wait_for_an_output() -> None:
     """A session that waits for its client does not, and neither does a request at a diffusion stage."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-        from omni_fastpath.patches.queue_metrics.account import Account
-
         pipeline = waiting()
-        account = Account(pipeline.orchestrator, {}, {})
-        wrappers._accounts.append(ref(account))
+        found = account.Account(pipeline.orchestrator, {}, {})
+        wrappers._accounts.append(ref(found))
         segments = pipeline.orchestrator.request_states["one"].streaming.segments
         # Between two segments, in one, and after new input.
         for finished, answered_s, waits in ((True, 35.0, False), (False, 35.0, True), (True, 50.0, True)):
             segments[THINKER] = SimpleNamespace(finished=finished)
-            account._output_s["one"] = time.monotonic() - answered_s
+            found._output_s["one"] = time.monotonic() - answered_s
             assert quiet() == ({("0", "1"): 1} if waits else {})
         pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
         assert quiet() == {}
@@ -194,8 +185,6 @@ def test_which_requests_wait_for_an_output() -> None:
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
     """The time that a request was unread in a TCP socket counts; of any other connection none does."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics.first_output import unread_s
-
         listener = socket.create_server(("127.0.0.1", 0))
         with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
             client.sendall(b"a request")
@@ -215,8 +204,6 @@ def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -
 @every_release
 def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's pause of this engine, not of another one, ends the waiting of its requests, which begins anew."""
-    from benchmarks.rigs.inprocess import front_end, without_orchestrator
-
     clock = SimpleNamespace(now_s=time.time())
 
     async def paused(found: Any) -> None:
@@ -227,8 +214,6 @@ def test_a_paused_engine_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -
         found.final_output_task.cancel()
 
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import account
-
         for name in ("monotonic", "time"):
             monkeypatch.setattr(account, name, lambda: clock.now_s)
         with waiting() as pipeline:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
 from omni_fastpath.declare import Process, State
+from omni_fastpath.patches.forward_gate import wrappers
 from tests.patches.drive import only
 
 pytestmark = pytest.mark.upstream
@@ -29,8 +32,6 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     """One list for two fields stays one list in the runner's pickle, and a filtered list is another one."""
     from vllm_omni.outputs import OmniModelRunnerOutput
 
-    from omni_fastpath.patches.forward_gate import wrappers
-
     both = [{"codes.audio": 1}]
     output = OmniModelRunnerOutput(
         req_ids=["a"], req_id_to_index={"a": 0}, multimodal_outputs=both, inter_stage_outputs=both
@@ -46,8 +47,6 @@ def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
     """What vLLM returns for a step without tokens, and an output of vLLM's own class."""
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
     from vllm_omni.engine import OmniEngineCoreOutput
-
-    from omni_fastpath.patches.forward_gate import wrappers
 
     scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={})
     assert wrappers._kept_in_step(scheduler, step, EMPTY_MODEL_RUNNER_OUTPUT) is None
@@ -71,8 +70,6 @@ def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
 )
 def test_whose_payload_is_left_alone(said: dict[str, Any], needs: bool) -> None:
     """The payload of a pooling request, of a session and of a companion is kept, because something else receives it."""
-    from omni_fastpath.patches.forward_gate import wrappers
-
     plain = {"request_id": "a", "external_req_id": "a", "pooling_params": None, "resumable": False}
     assert wrappers._needs_payload(SimpleNamespace(**{**plain, "streaming_queue": None, **said})) is needs
 
@@ -115,8 +112,6 @@ def scheduler(**changes: Any) -> Any:
 )
 def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:
     """A stage is gated only if every condition is met, and the reason names the one that is not."""
-    from omni_fastpath.patches.forward_gate import wrappers
-
     found, why = wrappers.verdict(scheduler(**changes))
     assert found is state
     assert reason in why
@@ -127,8 +122,6 @@ def test_every_chunk_processor_of_upstream_is_known() -> None:
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.config.stage_config import PipelineConfig
-
-    from omni_fastpath.patches.forward_gate import wrappers
 
     stages = [s for p in OMNI_PIPELINES.values() if isinstance(p, PipelineConfig) for s in p.stages]
     makers = {s.async_chunk_process_next_stage_input_func for s in stages} - {None}

@@ -12,19 +12,13 @@ from omni_fastpath.declare import Process, State
 from omni_fastpath.install import row_here
 from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import only
-from tests.patches.small_stage import SmallStage, stage_config
+from tests.patches.small_stage import SmallStage
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 PAYLOAD = 8192
 """Bytes of one, beside its sampling rate."""
 TOKENS = {"a": 12, "b": 20, "c": 7}
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The configuration of the stage."""
-    return stage_config(tmp_path_factory.mktemp("model"))
 
 
 def patched(*names: str, **values: Any) -> AbstractContextManager[Any]:

@@ -11,34 +11,13 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.lean_front_end import PATCH
+from tests.fakes.upstream import seams_here
 from tests.patches.drive import only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 STATS = "vllm_omni.metrics.stats"
-
-
-@contextmanager
-def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
-    """The patch installed; its counters."""
-    with only("lean_front_end", summary=summary) as entry:
-        yield entry.counters
-
-
-def needs_tables() -> None:
-    """Skip where upstream itself logs one line per request."""
-    from omni_fastpath.patches.lean_front_end import PATCH
-    from tests.fakes.upstream import seams_here
-
-    if not any("_format_table" in seam.path for seam in seams_here(PATCH)):
-        pytest.skip("upstream itself logs one line per request on this release")
-
-
-def _state() -> tuple[str, str]:
-    entry = LEDGER.named("lean_front_end")
-    return entry.state.value, entry.reason
-
 
 # ---- The tables of a summary ----
 
@@ -108,17 +87,18 @@ def summaries() -> list[Any]:
 @pytest.fixture(scope="module")
 def stock() -> tuple[list[Any], list[str]]:
     """What upstream returns and logs."""
-    needs_tables()
+    if not any("_format_table" in seam.path for seam in seams_here(PATCH)):
+        pytest.skip("upstream itself logs one line per request on this release")
     with logged() as lines:
         return summaries(), lines
 
 
 def test_the_text_is_upstreams(stock: tuple[list[Any], list[str]]) -> None:
     """``full``: every log record of a random request's summary, their order and the result are stock's."""
-    with switched_on() as counters, logged() as lines:
+    with only("lean_front_end", summary="full") as entry, logged() as lines:
         results = summaries()
-        assert _state()[0] == "applied"
-        assert counters["tables"] > 2 * len(SEEDS)
+        assert not entry.has_failed
+        assert entry.counters["tables"] > 2 * len(SEEDS)
     assert results == stock[0]
     assert lines == stock[1]
 
@@ -129,9 +109,9 @@ def _is_table(line: str) -> bool:
 
 def test_a_line_is_upstreams_line(stock: tuple[list[Any], list[str]]) -> None:
     """``line``: only upstream's [OmniTiming] line of each request, and other records of that logger, are logged."""
-    with switched_on("line") as counters, logged() as lines:
+    with only("lean_front_end", summary="line") as entry, logged() as lines:
         results = summaries()
-        assert counters["left_out"] == sum(map(_is_table, stock[1]))
+        assert entry.counters["left_out"] == sum(map(_is_table, stock[1]))
         assert lines == [line for line in stock[1] if not _is_table(line)]
         logging.getLogger(STATS).warning("Failed to record audio generated frames")
         assert "Failed to record" in lines[-1]
@@ -142,9 +122,9 @@ def test_what_line_leaves_out_is_logged_at_debug(stock: tuple[list[Any], list[st
     """``line``: with DEBUG on, everything is logged in stock's order, and the tables at level DEBUG."""
     logging.getLogger(STATS).setLevel(logging.DEBUG)
     try:
-        with switched_on("line") as counters, logged() as lines:
+        with only("lean_front_end", summary="line") as entry, logged() as lines:
             summaries()
-            assert counters["left_out"] == 0
+            assert entry.counters["left_out"] == 0
     finally:
         logging.getLogger(STATS).setLevel(logging.NOTSET)
     # Every further line of a message begins with the first one's prefix, level included.
@@ -156,14 +136,13 @@ def test_a_table_that_differs_is_upstreams(stock: tuple[list[Any], list[str]], m
     """If the first table of a number of columns differs from upstream's, all later text is upstream's."""
     from omni_fastpath.patches.lean_front_end.summary_table import SummaryTable
 
-    with switched_on() as counters, logged() as lines:
+    with only("lean_front_end", summary="full") as entry, logged() as lines:
         monkeypatch.setattr(SummaryTable, "get_string", lambda _: "ours")
         summaries()
-        assert counters["tables"] == 0
-        state, reason = _state()
+        assert entry.counters["tables"] == 0
+        assert entry.has_failed
+        assert "is not as PrettyTable prints it" in entry.reason
     assert lines == stock[1]
-    assert state == "failed"
-    assert "is not as PrettyTable prints it" in reason
 
 
 # ---- Chunks of audio ----
@@ -201,11 +180,11 @@ def test_files_are_soundfiles() -> None:
         return found.audio_data, found.media_type, getattr(found, "audio_metadata", None)
 
     expected = [make(seed) for seed in range(1000)]
-    with switched_on() as counters:
+    with only("lean_front_end", summary="full") as entry:
         assert [make(seed) for seed in range(1000)] == expected
-        assert _state()[0] == "applied", _state()
+        assert not entry.has_failed, entry.reason
         # The first of each format is soundfile's own.
-        assert counters["files"] == (499 if upstream_makes_pcm else 998)
+        assert entry.counters["files"] == (499 if upstream_makes_pcm else 998)
 
 
 def test_what_is_not_plain_is_soundfiles() -> None:
@@ -236,10 +215,10 @@ def test_what_is_not_plain_is_soundfiles() -> None:
 
     everything = [(*case, b"") for case in cases] + [(mono, 24_000, {"format": "WAV"}, b"in use")]
     expected = [write(*each) for each in everything]
-    with switched_on() as counters:
+    with only("lean_front_end", summary="full") as entry:
         assert [write(*each) for each in everything] == expected
-        assert counters["files"] == 0
-        assert _state()[0] == "applied"
+        assert entry.counters["files"] == 0
+        assert not entry.has_failed
 
 
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,11 +231,11 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
         return file.getvalue()
 
     expected = written()
-    with switched_on() as counters:
+    with only("lean_front_end", summary="full") as entry:
         from omni_fastpath.patches.lean_front_end import wrappers
 
         monkeypatch.setitem(wrappers._FORMS, ("WAV", None), lambda *_: b"RIFF")
         assert [written(), written()] == [expected, expected]
-        assert _state()[0] == "failed"
-        assert "not as soundfile writes it" in _state()[1]
-        assert counters["files"] == 0
+        assert entry.has_failed
+        assert "not as soundfile writes it" in entry.reason
+        assert entry.counters["files"] == 0

@@ -6,10 +6,16 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
+from vllm_omni.engine import OmniEngineCoreOutput
+
+from benchmarks.rigs.inprocess import text
 from tests.patches.drive import only
 from tests.patches.lean_processing_script import KINDS, Play, Setting, everything
 
@@ -57,8 +63,6 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Play, dict[str, int]
 
 
 def _talk(play: Play, steps: int = 5, **fields: Any) -> list[Any]:
-    from vllm_omni.engine import OmniEngineCoreOutput
-
     async def run() -> list[Any]:
         found = []
         for _ in range(steps):
@@ -85,11 +89,7 @@ def _conditions(play: Play) -> dict[str, Callable[[], Any]]:
     request, at_stage = orchestrator.request_states["r"], pool.output_processor.request_states["r"]
 
     def has(owner: Any, **values: Any) -> Callable[[], None]:
-        def becomes_true() -> None:
-            for name, value in values.items():
-                setattr(owner, name, value)
-
-        return becomes_true
+        return partial(vars(owner).update, values)
 
     return {
         "session": has(request.streaming, enabled=True),
@@ -100,7 +100,7 @@ def _conditions(play: Play) -> dict[str, Callable[[], Any]]:
         "final output": has(pool.clients[0], final_output=True),
         "fed by the orchestrator": has(orchestrator, _stage_receives_async_chunks=lambda _stage_id: False),
         "no async-chunk": has(orchestrator, async_chunk=False),
-        "duplex": has(orchestrator, __class__=type("Duplex", (type(orchestrator),), {})),
+        "duplex": partial(setattr, orchestrator, "__class__", type("Duplex", (type(orchestrator),), {})),
         # The second on 0.28.
         "a duplex plane": has(orchestrator, duplex_control_plane=object(), _duplex_output_decision=lambda *_: None),
         "stream interval": has(at_stage, stream_interval=2),
@@ -124,7 +124,6 @@ def test_what_something_may_receive_is_built(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[str, int]]) -> None:
     """Any field beside tokens and the two that only statistics read, on every release."""
     import msgspec
-    from vllm_omni.engine import OmniEngineCoreOutput
 
     from omni_fastpath.patches.lean_processing.processor import _is_step
     from omni_fastpath.patches.lean_processing.unseen import unseen_of
@@ -152,8 +151,6 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
 def test_a_copy_has_the_ids_too(lean: tuple[Play, dict[str, int]]) -> None:
     """A copy of a completion, and a pickle of it, has the same content and upstream's class."""
     from vllm.outputs import CompletionOutput
-
-    from benchmarks.rigs.inprocess import text
 
     play, _ = lean
     (output,) = asyncio.run(play.step(0, text("r", 7)))

@@ -13,8 +13,14 @@ import pytest
 
 pytest.importorskip("vllm_omni")
 
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
+
+from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, front_end, silent, text, without_orchestrator
 from omni_fastpath import threads
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.queue_metrics import histograms, wrappers
+from omni_fastpath.patches.queue_metrics.account import is_on_this_host
 from tests.patches.content import sequences
 from tests.patches.drive import front_end_takes, only, run, stages
 from tests.schedules.virtual_time import VirtualLoop
@@ -40,11 +46,6 @@ def counts(metric: str) -> dict[tuple[str, ...], int]:
 
 def filled(event_driven: bool, replicas: int = 2, kind: str = "DELTA", *, ends: bool = False) -> Any:
     """A pipeline whose queues are filled before it runs: two requests, each on a replica of its own."""
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
-
     pipeline = Pipeline(stages(replicas), event_driven=event_driven)
     for replica, name in enumerate(("one", "two")):
         at = replica % replicas
@@ -77,8 +78,6 @@ def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: b
 def test_depth_is_what_is_queued_now() -> None:
     """Depths are shown from the start on and not after the orchestrator is gone, with its account; counts are kept."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-
         pipeline = filled(event_driven=False)
         with pipeline:
             pipeline.settle()
@@ -96,12 +95,6 @@ def test_depth_is_what_is_queued_now() -> None:
 # ---- One orchestrator's account ----
 
 
-class _Object(SimpleNamespace):
-    """One that can be weakly referred to, and be in a set."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
 def client(address: bytes, **resources: Any) -> Any:
     """A client whose socket listens on an address."""
     return SimpleNamespace(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address), **resources))
@@ -109,10 +102,8 @@ def client(address: bytes, **resources: Any) -> Any:
 
 def test_which_clocks_can_be_compared() -> None:
     """The time of construction is used only if the replica runs on this host: local, by ipc or spawned here."""
-    from omni_fastpath.patches.queue_metrics.account import is_on_this_host
-
     network = b"tcp://10.0.0.1:5555"
-    assert all(map(is_on_this_host, (_Object(), client(b"ipc:///tmp/x"), client(network, engine_manager=object()))))
+    assert all(map(is_on_this_host, (object(), client(b"ipc:///tmp/x"), client(network, engine_manager=object()))))
     assert not any(map(is_on_this_host, (client(network), client(network, engine_manager=None))))
 
 
@@ -122,8 +113,6 @@ def test_which_clocks_can_be_compared() -> None:
 def test_lag_is_how_late_a_timer_was() -> None:
     """Four times per second, once per event loop; a loop that is no longer known is not measured."""
     with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-
         loop = VirtualLoop()
         for _ in range(2):
             loop.call_soon(wrappers.measure_lag, "front_end")
@@ -141,21 +130,18 @@ def test_lag_is_how_late_a_timer_was() -> None:
 @every_release
 def test_the_api_processs_delays_are_shown() -> None:
     """The orchestrator's lag is shown from its start on, the front end's lag from its first request on."""
+
+    async def served() -> None:
+        found = front_end(without_orchestrator(), {}, event_driven=False)
+        for _ in range(2):
+            found._final_output_handler()
+        assert set(shown("queued_messages")) == {()}
+        found.final_output_task.cancel()
+
     with only("queue_metrics"):
-        import janus
-
-        from omni_fastpath.patches.queue_metrics import wrappers
-
         run(filled(event_driven=False))
         assert set(shown("event_loop_lag_seconds")) == {("orchestrator",)}
-
-        async def front_end() -> None:
-            instance = _Object(engine=SimpleNamespace(output_queue=janus.Queue(), orchestrator_thread=None))
-            for _ in range(2):
-                wrappers.wrapped_final_output_handler(lambda: None, instance, (), {})
-            assert set(shown("queued_messages")) == {()}
-
-        asyncio.run(front_end())
+        asyncio.run(served())
         assert set(shown("event_loop_lag_seconds")) == {("orchestrator",), ("front_end",)}
 
 
@@ -181,8 +167,6 @@ def test_the_front_ends_thread_is_the_one_that_drains(
 
 def test_a_sample_has_what_was_counted_and_what_was_there_some_minutes_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that equals a bound is in its bucket. ``before`` is five to ten minutes old, however often it is read."""
-    from omni_fastpath.patches.queue_metrics import histograms
-
     now = [0.0]
     monkeypatch.setattr(histograms, "monotonic", lambda: now[0])
     found = histograms.Distribution((1.0, 2.0))

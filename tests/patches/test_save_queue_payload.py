@@ -8,47 +8,36 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.save_queue_cap import PATCH
+pytest.importorskip("vllm_omni")
+
+import torch
+
+from omni_fastpath.patches.save_queue_cap import save_queue
+from omni_fastpath.patches.save_queue_cap.payload import own, weigh
 
 pytestmark = pytest.mark.upstream
-
-
-@pytest.fixture
-def torch() -> Any:
-    """Imported when a test runs."""
-    import torch as module
-
-    return module
-
-
-def through(payload: Any, *, all_tensors: bool = False) -> tuple[Any, int]:
-    """What the queue keeps of a queued payload, and its bytes."""
-    from omni_fastpath.patches.save_queue_cap.payload import own, weigh
-
-    return own(payload, all_tensors=all_tensors), weigh(payload)
 
 
 @pytest.mark.parametrize(
     "make", [lambda t: t.expand(5, 3), lambda t: t.reshape(3, 1).T, lambda t: t[:0], lambda t: t[1]]
 )
-def test_shape_and_content_stay(torch: Any, make: Any) -> None:
+def test_shape_and_content_stay(make: Any) -> None:
     """Copies of views, of an empty tensor and of one without dimensions keep their shape and content."""
     row = torch.arange(3)
     expected = make(row).clone()
-    found = through({"x": make(row)}, all_tensors=True)[0]["x"]
+    found = own({"x": make(row)}, all_tensors=True)["x"]
     row.fill_(-7)
     assert found.shape == expected.shape
     assert found.tolist() == expected.tolist()
 
 
-def test_containers_of_the_clients_output_are_not_touched(torch: Any) -> None:
+def test_containers_of_the_clients_output_are_not_touched() -> None:
     """The client's output may be the same dict, so that neither it nor its nested containers change."""
     view, inner = torch.arange(10)[:3], {"y": torch.arange(10)[:3]}
     shared = {"x": view, "nested": inner, "list": [view, None], "tuple": (view, 1), "text": "t"}
     before = (dict(shared), inner["y"])
-    found, nbytes = through(shared)
-    assert nbytes == 4 * 24
+    found: Any = own(shared, all_tensors=False)
+    assert weigh(shared) == 4 * 24
     assert all(shared[key] is value for key, value in before[0].items())
     assert inner["y"] is before[1]
     assert shared["list"][0] is view
@@ -62,11 +51,8 @@ def test_containers_of_the_clients_output_are_not_touched(torch: Any) -> None:
 class Queue:
     """A queue without a save thread, whose clock a test sets."""
 
-    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        LEDGER.entry(PATCH)
-        from omni_fastpath.patches.save_queue_cap import save_queue
-
-        self.now, self._torch, self._key = 100.0, torch, save_queue.PAYLOAD
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
         monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: self.now))
         thread = SimpleNamespace(ident=threading.get_ident())
         adapter = SimpleNamespace(save_thread=thread, connector=None, put_req_chunk={}, _sender_tokens=())
@@ -74,10 +60,10 @@ class Queue:
 
     def step(self, *streams: str, rows: int) -> None:
         """Queue a row of a batch for each of the streams, and begin the next step."""
-        batch = self._torch.zeros(rows, 10)
+        batch = torch.zeros(rows, 10)
         for row, stream in enumerate(streams):
             request = SimpleNamespace(external_req_id=stream, additional_information=None)
-            self.queue.append({"request": request, self._key: {"x": batch[row : row + 1]}})
+            self.queue.append({"request": request, save_queue.PAYLOAD: {"x": batch[row : row + 1]}})
         self.queue.before_step()
 
     def send(self, seconds: float = 0.0) -> tuple[str, bool]:
@@ -85,12 +71,12 @@ class Queue:
         task = self.queue.popleft()
         self.now += seconds
         assert self.queue or not len(self.queue)
-        return task["request"].external_req_id, task[self._key]["x"].untyped_storage().nbytes() == 40
+        return task["request"].external_req_id, task[save_queue.PAYLOAD]["x"].untyped_storage().nbytes() == 40
 
 
-def test_payloads_of_a_slow_stream_are_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_payloads_of_a_slow_stream_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait when it becomes slow, and those that arrive while it is behind, and no others."""
-    queue = Queue(torch, monkeypatch)
+    queue = Queue(monkeypatch)
     queue.step("slow", "a", "b", rows=3)
     queue.step("slow", "a", "b", rows=3)
     assert queue.send(0.2) == ("slow", False)
@@ -99,8 +85,8 @@ def test_payloads_of_a_slow_stream_are_copied(torch: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("rows", [6, 7])
-def test_less_than_half_of_a_step_is_copied(torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_less_than_half_of_a_step_is_copied(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """The others' rows, such as a prompt of a request for text alone, are not kept."""
-    queue = Queue(torch, monkeypatch)
+    queue = Queue(monkeypatch)
     queue.step("a", "b", "c", rows=rows)
     assert [queue.send() for _ in range(3)] == [(name, rows > 6) for name in "abc"]

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
 from omni_fastpath.declare import Process
-from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.save_queue_cap import PATCH
+from omni_fastpath.patches.save_queue_cap.save_queue import has_receiver
+from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
 from tests.patches.drive import only
-from tests.patches.small_stage import PATIENCE_S, SmallStage, stage_config
+from tests.patches.small_stage import PATIENCE_S, SmallStage
 
 pytestmark = pytest.mark.upstream
 
 
-@pytest.fixture(autouse=True)
-def _known() -> None:
-    """The ledger has the patch, so that its modules can be imported."""
-    LEDGER.entry(PATCH)
-
-
-def test_chunks_count_until_they_are_fetched(tmp_path: Path) -> None:
+def test_chunks_count_until_they_are_fetched(config: Any) -> None:
     """By the sizes of their segments; chunks of a request for text alone never count, because they are not fetched."""
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
@@ -35,7 +30,7 @@ def test_chunks_count_until_they_are_fetched(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
-    with only("save_queue_cap", process=Process.STAGE), SmallStage(stage_config(tmp_path)) as stage:
+    with only("save_queue_cap", process=Process.STAGE), SmallStage(config) as stage:
         stage.add("text", tokens=5).additional_information = {"omni_final_stage_id": 0}
         stage.add("audio", tokens=5)
         stage.run()
@@ -59,8 +54,6 @@ def test_chunks_count_until_they_are_fetched(tmp_path: Path) -> None:
 )
 def test_a_request_that_ends_at_this_stage_has_no_receiver(information: Any, expected: bool) -> None:
     """Plain or packed additional information says so."""
-    from omni_fastpath.patches.save_queue_cap.save_queue import has_receiver
-
     assert has_receiver(SimpleNamespace(additional_information=information), 0) is expected
 
 
@@ -99,8 +92,6 @@ SENDS_CACHE = SimpleNamespace(omni_kv_config={"need_send_cache": True})
 )
 def test_only_checked_schedulers_and_features_have_holds(kind: str, config: dict[str, Any], says: str | None) -> None:
     """Streams are held only for schedulers, by exact class, and features that were checked."""
-    from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
-
     found = obstacle_to_holds(scheduler(kind, **config))
     assert (found is None) if says is None else (found is not None and says in found)
 
@@ -108,8 +99,6 @@ def test_only_checked_schedulers_and_features_have_holds(kind: str, config: dict
 def test_pairs_that_a_patched_scheduler_keeps_together_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's pairing wraps vLLM's scheduler, and a held request would be separated from its partner."""
     from vllm.v1.core.sched.scheduler import Scheduler
-
-    from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
 
     def paired(self: Any, throttle_prefills: bool = False) -> Any:
         raise NotImplementedError

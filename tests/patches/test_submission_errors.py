@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,7 +27,7 @@ SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"
 
 def begun(*, event_driven: bool) -> World:
     """An orchestrator with thinker, talker and code2wav, in which ``good`` was submitted."""
-    made = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=event_driven)
+    made = World(Shape(QWEN3_OMNI), event_driven=event_driven)
     submit(made, "good")
     return made
 
@@ -87,21 +86,19 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
     assert serves(world, "next")
 
 
-@pytest.mark.parametrize("on", [False, True], ids=["stock", "submission_errors"])
+@pytest.mark.parametrize("patches", [(), ("submission_errors",)], ids=["stock", "submission_errors"])
 @pytest.mark.parametrize(
     "error",
     [SURROGATE, RuntimeError("no such shape"), OSError("no buffers"), ZMQError(11), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
-def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) -> None:
+def test_what_ends_the_orchestrator(world: World, error: Exception, patches: tuple[str, ...]) -> None:
     """Every exception ends stock's orchestrator; with the patch only one that is not about the request does."""
     refuse(world, 0, error)
-    with ExitStack() as stack:
-        if on:
-            stack.enter_context(only("submission_errors"))
+    with only(*patches):
         world.submit("bad", "DELTA", (0, 2))
         world.loop.go_on(0.01)
-    serves_on = on and isinstance(error, (ValueError, RuntimeError))
+    serves_on = bool(patches) and isinstance(error, (ValueError, RuntimeError))
     assert world.task.done() is not serves_on
     if world.task.done():
         assert world.task.exception() is error
@@ -153,7 +150,7 @@ def test_an_update_ends_its_session(world: World) -> None:
     with only("submission_errors"):
         submit(world, "bad", more=True)
         refuse(world, 0, SURROGATE)
-        world.update("bad", more=False)
+        world.submit("bad", "DELTA", (0, 2), "streaming_update")
         world.advance(0.01)
     assert [fatal for fatal, *_ in world.got["bad"].errors] == [False]
     assert {name for _, name in world.left()} == {"good"}

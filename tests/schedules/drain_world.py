@@ -43,9 +43,9 @@ class Shape:
     """
 
     stages: tuple[Stage, ...]
-    async_chunk: bool
-    coordinated: bool
-    gated: bool
+    async_chunk: bool = True
+    coordinated: bool = False
+    gated: bool = False
 
 
 @dataclass(eq=False)
@@ -219,20 +219,15 @@ class World:
 
     # ---- What happens ----
 
-    def submit(self, name: str, kind: str, asked: tuple[int, ...], *, more: bool = False) -> None:
-        """Submit a request, or with ``more`` the first segment of a session."""
+    def submit(
+        self, name: str, kind: str, asked: tuple[int, ...], what: Any = "add_request", *, more: bool = False
+    ) -> None:
+        """Submit a request, or with ``more`` a segment of a session, the next one with "streaming_update"."""
         self.asked[name] = asked
         self.params[name] = [
             SamplingParams(output_kind=RequestOutputKind[kind], detokenize=False, max_tokens=100_000)
             for _ in self.shape.stages
         ]
-        self._say(name, "add_request", more=more)
-
-    def update(self, name: str, *, more: bool) -> None:
-        """Submit the next segment of a session."""
-        self._say(name, "streaming_update", more=more)
-
-    def _say(self, name: str, what: Any, *, more: bool) -> None:
         self.pipeline.requests.sync_q.put_nowait(
             StageSubmissionMessage(
                 type=what,

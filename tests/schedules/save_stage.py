@@ -13,7 +13,6 @@ from vllm.v1.request import RequestStatus
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
 from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import OmniChunkTransferAdapter
-from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
@@ -259,32 +258,23 @@ class Stage(SmallStage):
         return result
 
     def step(self) -> list[str]:
-        """Schedule a step, process finished ones, and check the holds.
+        """Schedule a step, process finished ones, and check that no hold is too long.
 
         Returns:
             The requests in the step.
         """
         running = list(self.scheduler.running)
         names = super().step()
-        if self.is_ours:
-            self._look_at_holds({each.request_id for each in running if each.status == RequestStatus.RUNNING}, names)
+        left_out = {each.request_id for each in running if each.status == RequestStatus.RUNNING} - set(names)
+        self._left_out_s = {name: self._left_out_s.get(name, self.clock.now) for name in left_out}
+        for name, since_s in self._left_out_s.items():
+            if self.is_ours and self.clock.now - since_s > self.shape.options["max_hold_s"]:
+                self.wrong.append(f"{name} is held for {self.clock.now - since_s} s")
         return names
 
     def _preempted(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted.add(request.request_id)
         self._preempt(request, *args, **kwargs)
-
-    def is_quiet(self) -> bool:
-        """Whether no task is queued or being sent."""
-        return not len(self.queue) and self.turns.parked == "wait"
-
-    def _look_at_holds(self, running: set[str], scheduled: list[str]) -> None:
-        """Check that no hold is too long."""
-        left_out = running - set(scheduled)
-        self._left_out_s = {name: self._left_out_s.get(name, self.clock.now) for name in left_out}
-        for name, since_s in self._left_out_s.items():
-            if self.clock.now - since_s > self.shape.options["max_hold_s"]:
-                self.wrong.append(f"{name} is held for {self.clock.now - since_s} s")
 
     # ---- The end ----
 
@@ -294,7 +284,8 @@ class Stage(SmallStage):
             self.sends([0.0] * 8, None)
             for name in self.names():
                 self.fetch(name, 1000)
-            if not self.scheduler.requests and not self._in_flight and self.is_quiet():
+            is_quiet = not len(self.queue) and self.turns.parked == "wait"  # nothing is queued or being sent
+            if is_quiet and not self.scheduler.requests and not self._in_flight:
                 break
             if not self.step():
                 self.clock.now += 1.0 + self.shape.options["max_hold_s"]
@@ -317,21 +308,6 @@ class Stage(SmallStage):
     def names(self) -> list[str]:
         """All requests, in the order of arrival."""
         return [stream.rsplit("-", 1)[1] for stream in self._failing]
-
-    def tokens(self, name: str) -> list[int]:
-        """The tokens that a request has sampled."""
-        return [token for each in self.outputs[name] for token in each.new_token_ids]
-
-    def said(self, name: str) -> list[Any]:
-        """What the orchestrator got of a request."""
-        return [
-            (
-                str(each.finish_reason),
-                sorted(partition_flat_payload(each.multimodal_output or {})[1]),
-                each.prefill_stats is not None,
-            )
-            for each in self.outputs[name]
-        ]
 
     def _left(self, name: str) -> list[str]:
         """The attributes of the adapter and the segments that still belong to a request."""

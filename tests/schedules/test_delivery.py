@@ -15,10 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("vllm_omni")
+
+import torch
+from vllm_omni.engine.messages import ErrorMessage, OutputMessage
+
 from omni_fastpath.declare import State
 from omni_fastpath.guard import guarded
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.delivery import PATCH
+from omni_fastpath.patches.delivery.order import Deadlines, QueuedMessages
 from tests.patches.drive import silent
 from tests.patches.lines import Line, fail, traced
 
@@ -54,18 +60,11 @@ def plain(waiting: list[Message]) -> Message:
     return next(each for each in free if each[0] == request)
 
 
-def queued_messages(arrived: deque[Message]) -> Any:
-    """The patch's, of messages that say themselves whose they are and when they are due."""
-    from omni_fastpath.patches.delivery.order import QueuedMessages
-
-    return QueuedMessages(arrived, lambda message: message[:2], dict.fromkeys(("messages", "overtaken"), 0))
-
-
 @given(schedules)
 def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
     """Earliest deadline first, in order within a request; nothing overtakes a fatal error; none is lost."""
     waiting, source = list[Message](), deque[Message]()
-    ours = queued_messages(source)
+    ours = QueuedMessages(source, lambda message: message[:2], dict.fromkeys(("messages", "overtaken"), 0))
     for count in takes(schedule, source.append):
         for _ in range(min(count, len(ours))):
             ours.collect()
@@ -134,19 +133,9 @@ class _Clock:
 
 def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = False) -> Any:
     """Upstream's message with text, or with so many seconds of audio."""
-    import torch
-    from vllm_omni.engine.messages import OutputMessage
-
     payload = {"audio": torch.zeros(int(seconds * 24_000)), "sr": 24_000} if seconds else {}
     outputs = SimpleNamespace(multimodal_output=payload, outputs=[])
     return OutputMessage(request_id=request, stage_id=stage, engine_outputs=outputs, finished=finished)
-
-
-def deadlines(clock: Callable[[], float]) -> Any:
-    """The patch's, without a plugin."""
-    from omni_fastpath.patches.delivery.order import Deadlines
-
-    return Deadlines(None, clock)
 
 
 def test_when_a_message_is_due_that_nobody_listens_to_yet() -> None:
@@ -155,10 +144,7 @@ def test_when_a_message_is_due_that_nobody_listens_to_yet() -> None:
     So is that of a complete answer, an error, and audio of unknown rate. Of what belongs to no request, an
     acknowledgement is due at once, an engine's error after everything that arrived earlier.
     """
-    import torch
-    from vllm_omni.engine.messages import ErrorMessage
-
-    due, unknown = deadlines(_Clock()), output("b", 2)
+    due, unknown = Deadlines(None, _Clock()), output("b", 2)
     unknown.engine_outputs.multimodal_output = {"audio": torch.zeros(10)}
     for message, expected in (
         (output("a", 0), ("a", 100.0)),
@@ -177,7 +163,7 @@ def test_when_a_message_is_due_that_nobody_listens_to_yet() -> None:
 
 def test_later_audio_is_due_when_its_listener_runs_out() -> None:
     """The deadline follows from the seconds of audio since the first packet, at most five seconds after arrival."""
-    due = deadlines(clock := _Clock())
+    due: Any = Deadlines(None, clock := _Clock())
     due.of(output("a", 2, seconds=0.5))
     clock.now = 100.1
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 100.5)
@@ -190,7 +176,7 @@ def test_later_audio_is_due_when_its_listener_runs_out() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     """A listener is forgotten at the end of the request, and if that was aborted a minute after its last audio."""
-    due = deadlines(clock := _Clock())
+    due = Deadlines(None, clock := _Clock())
     due.of(output("ended", 2, seconds=0.5))
     due.of(output("ended", 0, finished=True))
     for number in range(100):

@@ -17,14 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 pytest.importorskip("vllm_omni")
 
@@ -32,9 +25,10 @@ from benchmarks.rigs.inprocess import QWEN3_OMNI, Stage
 from omni_fastpath import install
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.budgeted_drain import DrainOptions
 from omni_fastpath.patches.budgeted_drain.drain import Drain as TheDrain
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
-from tests.patches.drive import options, silent, switched_on
+from tests.patches.drive import before_processing, silent, switched_on
 from tests.patches.lines import FailsAt, lines_of, traced
 from tests.schedules.drain_world import Engine, Got, Note, Shape, World
 
@@ -85,16 +79,7 @@ class Judged(World):
         self.notes: dict[int, tuple[Any, Note]] = {}
         self.cost_s = cost_s
         super().__init__(shape, event_driven=event_driven, on_sleep=self._sleeps)
-        process = self.orchestrator._process_llm_stage_outputs
-
-        async def processing(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
-            found = [*raw.outputs, *([raw.scheduler_stats] if raw.scheduler_stats is not None else [])]
-            for note in [self.notes[id(each)][1] for each in found]:
-                self._goes(note)
-            self.loop.spend(self.cost_s[stage_id])
-            return await process(stage_id, replica_id, raw, ids)
-
-        self.orchestrator._process_llm_stage_outputs = processing
+        before_processing(self.pipeline, self._processes)
 
     @property
     def has_failed(self) -> bool:
@@ -114,16 +99,19 @@ class Judged(World):
 
     def came(self, raw: Any, notes: list[Note]) -> None:
         """It is queued after what arrived earlier."""
-        things = [*raw.outputs, *([raw.scheduler_stats] if raw.scheduler_stats is not None else [])]
-        for thing, note in zip(things, notes, strict=True):
+        for thing, note in zip(_things(raw), notes, strict=True):
             self.notes[id(thing)] = thing, note  # the thing is kept, so that its id stays its own
             note.number = len(self.notes)
             self.lines[note.engine, note.request].append(note)
-        COUNTS["raw outputs"] += 1
 
     def waiting(self) -> list[Note]:
         """What came and was not dispatched, but what was lost with a replica."""
         return [note for (engine, _), line in self.lines.items() if not engine.down for note in line]
+
+    def _processes(self, stage_id: int, raw: Any) -> None:
+        for each in _things(raw):
+            self._goes(self.notes[id(each)][1])
+        self.loop.spend(self.cost_s[stage_id])
 
     def _goes(self, note: Note) -> None:
         line = self.lines[note.engine, note.request]
@@ -175,7 +163,7 @@ class Drain(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         """A world with the drain."""
         COUNTS["examples"] += 1
-        LEDGER.named("budgeted_drain").state = State.APPLIED
+        entry = LEDGER.named("budgeted_drain")
 
         def one_of(*values: Any) -> Any:
             return data.draw(st.sampled_from(values))
@@ -183,12 +171,10 @@ class Drain(RuleBasedStateMachine):
         replicas, cost_s = one_of(1, 2, 3), one_of(0.0, 5e-5, 3e-4, 2e-3)
         stages = tuple(Stage(each.final_output, each.modality, replicas) for each in self.pipeline)
         self.shape = Shape(stages, self.async_chunk, coordinated=one_of(False, True), gated=one_of(False, True))
-        with options(max_items=one_of(16, 2, 1), max_time_us=one_of(2000, 50)):
-            self.world = Judged(
-                self.shape,
-                event_driven=one_of(False, True),
-                cost_s=tuple(cost_s * one_of(1.0, 0.2, 4.0) for _ in stages),
-            )
+        entry.state = State.APPLIED
+        entry.options = DrainOptions(max_items=one_of(16, 2, 1), max_time_us=one_of(2000, 50))
+        event_driven, costs = one_of(False, True), tuple(cost_s * one_of(1.0, 0.2, 4.0) for _ in stages)
+        self.world = Judged(self.shape, event_driven=event_driven, cost_s=costs)
         self.world.broken = one_of(None, None, FailsAt(LINES, data.draw(st.integers(1, 1500))))
         self.stack.callback(self.world.close)
         assert TheDrain.running, "not the loop that it should be"
@@ -336,7 +322,6 @@ class Drain(RuleBasedStateMachine):
     @invariant()
     def nothing_is_wrong(self) -> None:
         """What the model has seen."""
-        COUNTS["steps"] += 1
         assert not self.world.wrong, "\n".join(self.world.wrong[:3])
 
     # ---- What comes of it ----
@@ -389,6 +374,10 @@ class Drain(RuleBasedStateMachine):
         return theirs
 
 
+def _things(raw: Any) -> list[Any]:
+    return [each for each in (*raw.outputs, raw.scheduler_stats) if each is not None]
+
+
 def _is_watched(engine: Engine) -> bool:
     return "put_nowait" in vars(engine.outputs_queue)
 
@@ -433,8 +422,9 @@ def test_drain(pipeline: str) -> None:
     stages, async_chunk = PIPELINES[pipeline]
     machine: Any = type("Drain", (Drain,), {"pipeline": stages, "async_chunk": async_chunk})
     examples = settings().max_examples // len(PIPELINES)
+    machine.TestCase.settings = settings(machine.TestCase.settings, max_examples=examples)
     COUNTS.clear()
     with silent(), switched_on():
-        run_state_machine_as_test(machine, settings=settings(machine.TestCase.settings, max_examples=examples))
+        machine.TestCase().runTest()
     print(f"{pipeline}: {dict(sorted(COUNTS.items()))}")  # noqa: T201
     assert all(COUNTS[each] for each in ("done", "failed", "lost", "die", "attach", "raised")), COUNTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, text
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import Drain as TheDrain
-from tests.patches.drive import silent, switched_on
+from tests.patches.drive import silent, stages, switched_on
 from tests.patches.lines import FailsAt, Line, traced
 from tests.schedules.drain_world import Shape, World
 from tests.schedules.test_drain import LINES, PIPELINES, Drain, Judged
@@ -85,8 +84,8 @@ def polled_pipeline(end: str, event_driven: bool) -> Any:
         "error": Polled("diffusion", "image", error),
         "death": Polled("diffusion", "image", EngineDeadError()),
     }[end]
-    stages = (Stage(True, "text"), Stage(True, client.final_output_type))
-    pipeline = Pipeline(stages, async_chunk=end == "audio", event_driven=event_driven)
+    both = (Stage(True, "text"), Stage(True, client.final_output_type))
+    pipeline = Pipeline(both, async_chunk=end == "audio", event_driven=event_driven)
     for request in ("R", "S"):
         pipeline.add_request(request)
     if end != "audio":
@@ -147,8 +146,7 @@ class Script(Drain):
 
     def __init__(self, broken: FailsAt, *, event_driven: bool) -> None:
         super().__init__()
-        stages = tuple(dataclasses.replace(each, replicas=2) for each in self.pipeline)
-        self.shape = Shape(stages, self.async_chunk, coordinated=False, gated=False)
+        self.shape = Shape(tuple(stages(2)))
         self.world = Judged(self.shape, event_driven=event_driven, cost_s=(5e-5,) * 3)
         self.stack.callback(self.world.close)
         self.world.broken = broken

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -20,7 +20,8 @@ TURN_S = 1e-6
 """What a turn of the event loop takes. More than nothing, so that a loop that only yields gets somewhere."""
 
 _MOST_TURNS = 50_000
-_EPOCH = 1_700_000_000.0
+_ZEROS = {"time": 1_700_000_000.0, "monotonic": 0.0, "perf_counter": 0.0}
+"""What each of the clocks shows when the event loop's shows nothing."""
 _PACKAGES = ("omni_fastpath", "vllm_omni.engine", "vllm_omni.metrics", "vllm_omni.entrypoints", "vllm.v1.engine")
 
 
@@ -62,9 +63,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         with _on(self):
             self.run_forever()
 
-    def time(self) -> float:
-        """The clock."""
-        return self.now
+    def time(self, zero: float = 0.0) -> float:
+        """The clock; another one that shows *zero* when it begins."""
+        return zero + self.now
+
+    def time_ns(self, zero: float) -> int:
+        """The same in nanoseconds."""
+        return int(self.time(zero) * 1e9)
 
     def spend(self, seconds: float) -> None:
         """Processing that takes so long: nothing else runs meanwhile, and timers are late."""
@@ -89,10 +94,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Nobody is on another thread, and nobody sleeps."""
 
 
-_REAL = {
-    name: getattr(time, name)
-    for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
-}
+_REAL = {name: getattr(time, name) for clock in _ZEROS for name in (clock, f"{clock}_ns")} | {"sleep": time.sleep}
 
 
 @cache
@@ -112,15 +114,9 @@ def _places(_modules: int) -> list[tuple[Any, str, str]]:
 @contextmanager
 def _on(loop: VirtualLoop) -> Iterator[None]:
     """Let the ``time`` module, and who imported from it, tell the loop's clock."""
-    stand_ins: dict[str, Callable[..., Any]] = {
-        "time": lambda: _EPOCH + loop.now,
-        "time_ns": lambda: int((_EPOCH + loop.now) * 1e9),
-        "monotonic": lambda: loop.now,
-        "monotonic_ns": lambda: int(loop.now * 1e9),
-        "perf_counter": lambda: loop.now,
-        "perf_counter_ns": lambda: int(loop.now * 1e9),
-        "sleep": loop.spend,
-    }
+    stand_ins: dict[str, Callable[..., Any]] = {"sleep": loop.spend}
+    for clock, zero in _ZEROS.items():
+        stand_ins |= {clock: partial(loop.time, zero), f"{clock}_ns": partial(loop.time_ns, zero)}
     places, modules = _places(len(sys.modules)), len(sys.modules)
     for module, key, name in places:
         setattr(module, key, stand_ins[name])
