@@ -52,36 +52,22 @@ def stage_config(folder: Path) -> Any:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 4096}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(model | sizes | heads))
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, "max_model_len": 4096}
+    kind = "vllm_omni.core.sched.omni_ar_scheduler.OmniARAsyncScheduler"
+    scheduler: dict[str, Any] = {"async_scheduling": True, "scheduler_cls": kind}
     config = VllmConfig(
         model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=4096),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=16,
-            max_num_batched_tokens=8192,
-            max_model_len=4096,
-            is_encoder_decoder=False,
-            enable_chunked_prefill=True,
-            async_scheduling=True,
-            scheduler_cls="vllm_omni.core.sched.omni_ar_scheduler.OmniARAsyncScheduler",
-        ),
+        scheduler_config=SchedulerConfig(is_encoder_decoder=False, enable_chunked_prefill=True, **limits, **scheduler),
         cache_config=CacheConfig(block_size=16, enable_prefix_caching=False),
         device_config=DeviceConfig("cpu"),
     )
     config.cache_config.num_gpu_blocks = 4096
-    for name, value in {
-        "stage_id": 0,
-        "model_stage": "talker",
-        "async_chunk": True,
-        "worker_type": "ar",
-        "engine_output_type": "latent",
-        # As a middle stage's: its connector is that of its incoming edge.
-        "stage_connector_config": {"name": "SharedMemoryConnector", "extra": {"role": "receiver", "stage_id": 0}},
-        "custom_process_next_stage_input_func": f"{__name__}.send_codes",
-        "use_v2_model_runner": False,
-        "omni_kv_config": None,
-        "final_output": False,
-        "active_stream_window": 0,
-        "max_num_seqs": 16,
-    }.items():
+    stage = {"stage_id": 0, "model_stage": "talker", "worker_type": "ar", "engine_output_type": "latent"}
+    modes = {"async_chunk": True, "use_v2_model_runner": False, "final_output": False, "omni_kv_config": None}
+    sends = {"custom_process_next_stage_input_func": f"{__name__}.send_codes", "active_stream_window": 0}
+    # As a middle stage's: its connector is that of its incoming edge.
+    connector = {"name": "SharedMemoryConnector", "extra": {"role": "receiver", "stage_id": 0}}
+    for name, value in {**stage, **modes, **sends, "stage_connector_config": connector, "max_num_seqs": 16}.items():
         setattr(config.model_config, name, value)
     return config
 
@@ -244,9 +230,6 @@ class SmallStage:
             req_ids=list(counts),
             req_id_to_index={name: row for row, name in enumerate(counts)},
             sampled_token_ids=[[1 + number] for number in sampled],
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=None,
             inter_stage_outputs=payloads,
             multimodal_outputs=payloads,
         )

@@ -32,9 +32,9 @@ def begun(*, event_driven: bool) -> World:
     return made
 
 
-def submit(world: World, name: str, *, more: bool = False) -> None:
+def submit(world: World, name: str, segment: str = "") -> None:
     """Submit a request that wants text and audio, and let the orchestrator read it."""
-    world.submit(name, "DELTA", (0, 2), more=more)
+    world.submit(name, "DELTA", (0, 2), segment)
     world.advance(0.01)
 
 
@@ -148,9 +148,8 @@ def test_a_companion_fails_with_its_parent(world: World) -> None:
 def test_an_update_ends_its_session(world: World) -> None:
     """A later segment that cannot be encoded ends its streaming-input session with an error."""
     with only("submission_errors"):
-        submit(world, "bad", more=True)
+        submit(world, "bad", "first")
         refuse(world, 0, SURROGATE)
-        world.submit("bad", "DELTA", (0, 2), "streaming_update")
-        world.advance(0.01)
+        submit(world, "bad", "last")
     assert [fatal for fatal, *_ in world.got["bad"].errors] == [False]
     assert {name for _, name in world.left()} == {"good"}

@@ -170,7 +170,6 @@ class World:
         self.engines: list[list[Engine]] = [[] for _ in shape.stages]
         self.work: dict[tuple[int, str], Engine] = {}
         self.stopping: set[tuple[int, str]] = set()
-        self.params: dict[str, list[Any]] = {}
         self.asked: dict[str, tuple[int, ...]] = {}
         self.got: dict[str, Got] = defaultdict(Got)
         self.wrong: list[str] = []
@@ -219,30 +218,22 @@ class World:
 
     # ---- What happens ----
 
-    def submit(
-        self, name: str, kind: str, asked: tuple[int, ...], what: Any = "add_request", *, more: bool = False
-    ) -> None:
-        """Submit a request, or with ``more`` a segment of a session, the next one with "streaming_update"."""
+    def submit(self, name: str, kind: str, asked: tuple[int, ...], segment: str = "") -> None:
+        """Submit a request, or the "first" or "last" segment of a session."""
         self.asked[name] = asked
-        self.params[name] = [
-            SamplingParams(output_kind=RequestOutputKind[kind], detokenize=False, max_tokens=100_000)
-            for _ in self.shape.stages
-        ]
-        self.pipeline.requests.sync_q.put_nowait(
-            StageSubmissionMessage(
-                type=what,
-                request_id=name,
-                prompt=engine_request(name, [1, 2, 3], self.params[name][0], resumable=more),
-                original_prompt={},
-                output_prompt_text=None,
-                sampling_params_list=self.params[name],
-                final_stage_id=max(self.asked[name]),
-                final_output_stage_ids=list(self.asked[name]),
-                preprocess_ms=0.0,
-                request_timestamp=0.0,
-                enqueue_ts=0.0,
-            )
+        params = SamplingParams(output_kind=RequestOutputKind[kind], detokenize=False, max_tokens=100_000)
+        message = StageSubmissionMessage(
+            type="streaming_update" if segment == "last" else "add_request",
+            request_id=name,
+            prompt=engine_request(name, [1, 2, 3], params, resumable=segment == "first"),
+            original_prompt={},
+            output_prompt_text=None,
+            sampling_params_list=[params, *(params.clone() for _ in self.shape.stages[1:])],
+            final_stage_id=max(asked),
+            final_output_stage_ids=list(asked),
+            **dict.fromkeys(("preprocess_ms", "request_timestamp", "enqueue_ts"), 0.0),
         )
+        self.pipeline.requests.sync_q.put_nowait(message)
 
     def abort(self, name: str, *, waits: bool) -> None:
         """Abort a request. The user waits for the result or disconnects."""
