@@ -15,13 +15,13 @@ from tests.patches.content import plain
 
 KINDS = ("DELTA", "CUMULATIVE", "FINAL_ONLY")
 
-_READERS = (
-    "benchmarks.rigs.inprocess",
-    "vllm.v1.metrics.stats",
-    "vllm_omni.engine.orchestrator",
-    "vllm_omni.engine.stage_pool",
+_CLOCKS = (
+    "benchmarks.rigs.inprocess.time",
+    "vllm.v1.metrics.stats.time",
+    "vllm_omni.engine.orchestrator._time",
+    "vllm_omni.engine.stage_pool._time",
 )
-"""Modules that look at the clock for what is compared."""
+"""Where modules look at the clock for what is compared."""
 
 _RECORDS = ("output_timestamps", "non_empty_first_output_timestamps", "audio_frames", "audio_sample_rate")
 """What a pool keeps of each request."""
@@ -77,9 +77,8 @@ class Play:
         import vllm.v1.engine.detokenizer as detokenizers
 
         self.setting, self.clock = setting, Clock()
-        for module in _READERS:
-            name = "time" if module in _READERS[:2] else "_time"
-            monkeypatch.setattr(f"{module}.{name}", self.clock)
+        for name in _CLOCKS:
+            monkeypatch.setattr(name, self.clock)
         fast = setting.detokenizer != "slow"
         if hasattr(detokenizers, "USE_FAST_DETOKENIZER"):
             monkeypatch.setattr(detokenizers, "USE_FAST_DETOKENIZER", fast)

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
+import numpy as np
+import soundfile  # type: ignore[import-untyped]
+
 from omni_fastpath.patches.lean_front_end import PATCH
 from tests.fakes.upstream import seams_here
 from tests.patches.drive import only
@@ -150,8 +155,6 @@ def test_a_table_that_differs_is_upstreams(stock: tuple[list[Any], list[str]], m
 
 def _samples(seed: int) -> Any:
     """Random floats of one channel: 16-bit levels and ties, all exponents, beyond the range, or no samples."""
-    import numpy as np
-
     rng = np.random.default_rng(seed)
     count = int(rng.integers(0, 300))
     levels = rng.integers(-40_000, 40_000, count)
@@ -189,9 +192,6 @@ def test_files_are_soundfiles() -> None:
 
 def test_what_is_not_plain_is_soundfiles() -> None:
     """Two channels, other number types, infinite values, other formats and a used buffer are written by soundfile."""
-    import numpy as np
-    import soundfile  # type: ignore[import-untyped]
-
     mono = np.linspace(-1, 1, 64, dtype=np.float32)
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
         (np.stack([mono, mono], 1), 24_000, {"format": "WAV"}),
@@ -223,7 +223,6 @@ def test_what_is_not_plain_is_soundfiles() -> None:
 
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """If libsndfile writes other bytes, the first file and all later ones are libsndfile's."""
-    import soundfile
 
     def written() -> bytes:
         file = BytesIO()
