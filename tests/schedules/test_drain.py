@@ -70,6 +70,7 @@ class Judged(World):
 
     Attributes:
         broken: Raises an exception in the drain while anything happens; None for none.
+        was_early: Whether the last raw output went before its place in the line.
     """
 
     broken: FailsAt | None = None
@@ -77,7 +78,7 @@ class Judged(World):
     def __init__(self, shape: Shape, *, event_driven: bool, cost_s: tuple[float, ...]) -> None:
         self.lines: dict[tuple[Engine, str], deque[Note]] = defaultdict(deque)
         self.notes: dict[int, tuple[Any, Note]] = {}
-        self.cost_s = cost_s
+        self.cost_s, self.was_early = cost_s, False
         super().__init__(shape, event_driven=event_driven, on_sleep=self._sleeps)
         before_processing(self.pipeline, self._processes)
 
@@ -109,9 +110,23 @@ class Judged(World):
         return [note for (engine, _), line in self.lines.items() if not engine.down for note in line]
 
     def _processes(self, stage_id: int, raw: Any) -> None:
-        for each in _things(raw):
-            self._goes(self.notes[id(each)][1])
+        notes = [self.notes[id(each)][1] for each in _things(raw)]
+        if notes and not self.has_failed:
+            self._has_its_turn(notes)
+        for note in notes:
+            self._goes(note)
         self.loop.spend(self.cost_s[stage_id])
+
+    def _has_its_turn(self, notes: list[Note]) -> None:
+        """All in the order of arrival, but every other raw output may be audio that goes early and has no end."""
+        engine, stage = notes[0].engine, self.shape.stages[notes[0].stage]
+        others = [other for other in self.waiting() if other.number < notes[0].number and other.engine is not engine]
+        early = [other for other in others if _is_watched(other.engine)]  # an unavailable one keeps what it sent
+        may = notes[0].stage and stage.final_output and not any(note.ends or note.error for note in notes)
+        if early and (not may or (self.was_early and all(each.works for each in chain(*self.engines)))):
+            self.wrong.append(f"{notes} overtake {early}")
+        self.was_early = bool(early)
+        COUNTS["early"] += self.was_early
 
     def _goes(self, note: Note) -> None:
         line = self.lines[note.engine, note.request]
@@ -124,12 +139,6 @@ class Judged(World):
         line.remove(note)
         if over:
             return
-        if not self.has_failed:  # one line in the order of arrival; entries of one raw output have numbers in a row
-            earlier = [
-                other for other in self.waiting() if other.number < note.number and other.engine is not note.engine
-            ]
-            if [other for other in earlier if _is_watched(other.engine)]:  # an unavailable one keeps what it sent
-                self.wrong.append(f"{note} overtakes {earlier}")
         if not note.ends:
             return
         for other in self.waiting():

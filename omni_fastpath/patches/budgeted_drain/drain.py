@@ -1,13 +1,15 @@
 """The loop that replaces both of the orchestrator's loops: all replicas share one line in the order of arrival.
 
 One ``Drain`` serves one orchestrator until shutdown, on the orchestrator's thread. It sleeps until a raw output
-arrives, and takes what arrived first through upstream's own functions, one raw output at a time (``work.py``). So a
-request's end is behind everything of the request that arrived earlier. After a budget of raw outputs or of time the
-loop yields, so that sockets are read and requests are submitted. As in Linux NAPI, a counter for each limit counts the
-passes that ended on it.
+arrives, and takes what arrived first through upstream's own functions, one raw output at a time (``work.py``). After a
+budget of raw outputs or of time the loop yields, so that sockets are read and requests are submitted. As in Linux NAPI,
+a counter for each limit counts the passes that ended on it.
 
 A place in the line is a replica: each put into its queue takes one. A replica that can only be polled takes a place
-for each poll.
+for each poll. Under overload a first audio would wait behind all text, so every other raw output is one that need not
+wait, if there is any: of a later stage whose outputs users receive, which is audio as a rule. One in which a request
+ends waits for its place, and so does what its replica sent afterwards. So a request's end is behind everything of the
+request that arrived earlier, and the raw outputs of each replica stay in order.
 
 After an exception at any line of this patch, upstream's loop replaces this one (``Drain.run``). Before that, what was
 taken is finished from the step that it had reached, and what has a place in the line is dispatched in its order. An
@@ -67,6 +69,8 @@ class Drain:
         self._gauge = getattr(self._monitor, "set_dispatch_queue_size", None) if has_gauge else None
         self._wakeup = Wakeup(patch.counters)
         self._line: deque[Replica] = deque()
+        self._early: deque[Replica] = deque()  # whose turn comes before their place
+        self._is_lines_turn = True
         self._replicas: dict[Slot, Replica] = {}
         self._polled: list[Replica] = []
         self._in_hand: Work | None = None
@@ -129,7 +133,7 @@ class Drain:
 
     # ---- The line ----
 
-    def _arrived(self, replica: Replica) -> None:
+    def _arrived(self, replica: QueuedReplica, item: Any) -> None:
         """Notice a put. Never raises, because vLLM's reader would take an exception for a failure of the engine.
 
         The place comes first, so that whatever fails afterwards, the line has everything that arrived, in order.
@@ -137,6 +141,8 @@ class Drain:
         try:
             self._line.append(replica)
             self._wakeup.wake()
+            if replica.may_go_early(item, self._early.count(replica)):
+                self._early.append(replica)
             self._report_backlog()
         except Exception as error:
             self._patch.fail("noticing an arrival", error)
@@ -189,7 +195,8 @@ class Drain:
             elif self._is_over():
                 ended = "over"
             else:
-                items += await self._take(line[0])
+                self._is_lines_turn = not (self._is_lines_turn and self._early)
+                items += await self._take((line if self._is_lines_turn else self._early)[0])
                 now_ns = perf_counter_ns()
         if items:
             ended = ended or "empty"
@@ -203,18 +210,20 @@ class Drain:
         return items
 
     async def _take(self, replica: Replica) -> bool:
-        """Take the next raw output of the first replica in the line, and run all of upstream's handling on it.
+        """Take the next raw output of a replica that has a place in the line, and run all of upstream's handling on it.
 
         Returns:
             Whether there was one. An exception that was handled counts.
         """
         replica.is_in_line = False
+        if replica in self._early:
+            self._early.remove(replica)
         if replica.is_gone():
-            self._line.popleft()
+            self._line.remove(replica)
             self._is_stale = True
             return False
         work = replica.work(self._orchestrator, replica)
-        self._in_hand, _ = work, self._line.popleft()  # in one line, so that an exception cannot lose the place
+        self._in_hand, _ = work, self._line.remove(replica)  # in one line, so that an exception cannot lose the place
         try:
             found = await work.take()
             if found and not isinstance(replica, QueuedReplica):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import AsyncMPClient
 
 from omni_fastpath.queues import override
@@ -53,8 +54,11 @@ class Replica:
         """The next raw output. None if there is none, and whatever upstream raises."""
         return await self.pool.poll_llm_raw_output(self.slot[1], timeout_s=POLL_WAIT_S)
 
-    def join(self, on_put: Callable[[Replica], None]) -> None:
-        """Call ``on_put`` once for each raw output that is queued, now and until ``leave``. It must not raise."""
+    def join(self, on_put: Callable[[QueuedReplica, Any], None]) -> None:
+        """Call ``on_put`` with each raw output that is queued until ``leave``, and with None for each that is already.
+
+        It must not raise.
+        """
 
     def leave(self) -> None:
         """Stop that."""
@@ -84,7 +88,7 @@ class QueuedReplica(Replica):
         super().__init__(pool, slot, client)
         self._put_back: Callable[[], None] = lambda: None
 
-    def join(self, on_put: Callable[[Replica], None]) -> None:
+    def join(self, on_put: Callable[[QueuedReplica, Any], None]) -> None:
         """Watch the queue. An empty one may have no reader yet, which a dequeue starts."""
         queue = self.client.outputs_queue
         if queue.empty():
@@ -93,11 +97,25 @@ class QueuedReplica(Replica):
 
         def put_and_notify(item: Any) -> None:
             put(item)
-            on_put(self)
+            on_put(self, item)
 
         self._put_back = override(queue, "put_nowait", put_and_notify)
         for _ in range(queue.qsize()):
-            on_put(self)
+            on_put(self, None)
+
+    def may_go_early(self, item: Any, early: int) -> bool:
+        """Whether a raw output that was just put need not wait for its place in the line.
+
+        It must be of a later stage from which users receive outputs, no request may end in it, and the same holds for
+        all before it in the queue.
+
+        Args:
+            item: The raw output, an exception in its place, or None if it is not known.
+            early: How many of the queue need not wait.
+        """
+        if self.slot[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > early + 1:
+            return False
+        return isinstance(item, EngineCoreOutputs) and not any(each.finished for each in item.outputs)
 
     async def take(self) -> Any:
         """The next raw output. Raises an exception that is in the queue, as upstream formats it."""
