@@ -12,14 +12,9 @@ import pytest
 from omni_fastpath.patches.budgeted_drain.wakeup import Wakeup
 
 
-def wakeup() -> Wakeup:
-    """One on the running event loop."""
-    return Wakeup({"longest_stretch_us": 0})
-
-
 async def test_a_sleep_ends_when_it_is_woken() -> None:
     """By a call on its own thread or on another one."""
-    found, loop = wakeup(), asyncio.get_running_loop()
+    found, loop = Wakeup(), asyncio.get_running_loop()
     thread = threading.Thread(target=found.wake_from_any_thread)
     for wake in (found.wake, thread.start):
         loop.call_later(0.01, wake)
@@ -31,7 +26,7 @@ def test_a_closed_event_loop_does_not_disturb_an_attach() -> None:
     """A wake-up on another thread has no effect then."""
 
     async def made() -> Wakeup:
-        return wakeup()
+        return Wakeup()
 
     asyncio.run(made()).wake_from_any_thread()
 
@@ -39,7 +34,7 @@ def test_a_closed_event_loop_does_not_disturb_an_attach() -> None:
 @pytest.mark.parametrize("has_data", [False, True])
 async def test_yield_takes_the_turns_that_it_needs(has_data: bool) -> None:
     """One turn when nothing arrived; the data of a socket is read within one yield, and its reader task has run."""
-    found, loop, read = wakeup(), asyncio.get_running_loop(), list[bytes]()
+    found, loop, read = Wakeup(), asyncio.get_running_loop(), list[bytes]()
     arrived = loop.create_future()
 
     async def reader() -> None:

@@ -3,12 +3,12 @@
 What:
     Replaces both of the orchestrator's loops. The loop sleeps until an output arrives, a diffusion stage must be polled
     or the server shuts down. All replicas share one line: what arrived first goes first, through upstream's own
-    functions, alone (merging would change audio), and is routed at once. A pass ends when the line is empty or the
-    budget is spent, and then the loop yields. It need not end at a routable output, because nothing waits for its end.
+    functions, alone (merging would change audio), and is routed at once. If audio waits, every other turn is audio's. A
+    pass ends when the line is empty or the budget is spent, and then the loop yields.
 Why:
     The poll loop takes one raw output per replica and round, and waits up to a millisecond for every empty stage, while
     first audio is queued elsewhere (vllm-omni issue #4561). The event-driven loop does not wait, but has a task and a
-    second queue for each output.
+    second queue for each output, and in both of its queues first audio waits behind all text.
 Why not a hook:
     Upstream has none in the loop. The replaced bodies only call helpers, which are used as they are.
 Scope:
@@ -93,11 +93,9 @@ PATCH = Patch(
     requires=("nonblocking_dequeue",),
     counters=(
         Counter("items", "raw outputs processed"),
-        Counter("passes", "passes that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the line was empty"),
         Counter("ended_items", "passes that ended on the item budget with more queued"),
         Counter("ended_time", "passes that ended on the time budget with more queued"),
-        Counter("longest_stretch_us", "longest stretch between two yields to the event loop", is_maximum=True),
     ),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("Orchestrator", "_poll_stage_raw")),

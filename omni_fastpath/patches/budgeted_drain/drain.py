@@ -26,7 +26,6 @@ from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
 
 from omni_fastpath.guard import raised_by_us
 from omni_fastpath.hooks import HOOKS, PassReport
@@ -65,9 +64,9 @@ class Drain:
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
         # What upstream's event-driven loop reports its queued raw outputs to, from 0.30 on.
-        has_gauge = orchestrator._event_driven_orch and isinstance(self._monitor, OrchestratorMonitor)
-        self._gauge = getattr(self._monitor, "set_dispatch_queue_size", None) if has_gauge else None
-        self._wakeup = Wakeup(patch.counters)
+        gauge = getattr(self._monitor, "set_dispatch_queue_size", None)
+        self._gauge = gauge if orchestrator._event_driven_orch else None
+        self._wakeup = Wakeup()
         self._line: deque[Replica] = deque()
         self._early: deque[Replica] = deque()  # whose turn comes before their place
         self._is_lines_turn = True
@@ -201,7 +200,6 @@ class Drain:
         if items:
             ended = ended or "empty"
             self._counters["items"] += items
-            self._counters["passes"] += 1
             if ended != "over":
                 self._counters[f"ended_{ended}"] += 1
             if self._on_pass_end is not None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import AsyncMPClient
 
 from omni_fastpath.queues import override
@@ -115,7 +114,8 @@ class QueuedReplica(Replica):
         """
         if self.slot[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > early + 1:
             return False
-        return isinstance(item, EngineCoreOutputs) and not any(each.finished for each in item.outputs)
+        outputs = getattr(item, "outputs", None)
+        return outputs is not None and not any(each.finished for each in outputs)
 
     async def take(self) -> Any:
         """The next raw output. Raises an exception that is in the queue, as upstream formats it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sized
-from time import perf_counter_ns
 
 YIELD_TURNS = 16
 """Most turns of the event loop in a yield, which ends as soon as no other task is ready. After three turns the data of
@@ -17,30 +16,22 @@ BLIND_TURNS = 3
 
 
 class Wakeup:
-    """Sleeps and yields of one loop, on the event loop that runs when this is made.
+    """Sleeps and yields of one loop, on the event loop that runs when this is made."""
 
-    Args:
-        counters: The patch's counters.
-    """
-
-    def __init__(self, counters: dict[str, int]) -> None:
-        self._counters = counters
+    def __init__(self) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         # asyncio's own list of callbacks that are about to run. Other event loops have none.
         self._scheduled: Sized | None = getattr(self._loop, "_ready", None)
-        self._ended_ns = perf_counter_ns()  # when the last sleep or yield ended
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until ``wake`` is called, or for this many seconds."""
-        self._note_stretch()
         self._woken.clear()
         timer = self._loop.call_later(seconds, self._woken.set)
         try:
             await self._woken.wait()
         finally:
             timer.cancel()
-        self._ended_ns = perf_counter_ns()
 
     def wake(self) -> None:
         """End a sleep. Call it on the event loop's thread."""
@@ -53,14 +44,8 @@ class Wakeup:
 
     async def yield_turns(self) -> None:
         """Let the other tasks of the event loop run, so that upstream reads its sockets."""
-        self._note_stretch()
         scheduled = self._scheduled
         for _ in range(BLIND_TURNS if scheduled is None else YIELD_TURNS):
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:
                 break
-        self._ended_ns = perf_counter_ns()
-
-    def _note_stretch(self) -> None:
-        stretch_us = (perf_counter_ns() - self._ended_ns) // 1000
-        self._counters["longest_stretch_us"] = max(self._counters["longest_stretch_us"], stretch_us)
