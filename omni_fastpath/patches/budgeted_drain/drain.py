@@ -220,8 +220,8 @@ class Drain:
             self._line.remove(replica)
             self._is_stale = True
             return False
-        work = replica.work(self._orchestrator, replica)
-        self._in_hand, _ = work, self._line.remove(replica)  # in one line, so that an exception cannot lose the place
+        self._line.remove(replica)  # if an exception follows, the raw output is still queued, for upstream's loop
+        self._in_hand = work = replica.work(self._orchestrator, replica)
         try:
             found = await work.take()
             if found and not isinstance(replica, QueuedReplica):
