@@ -160,11 +160,8 @@ def test_a_point_is_filled_where_it_is_shown_better_and_left_out_where_engines_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is filled where the verdict against each stock loop is better; a level of late engines has none."""
-    arms: dict[str, dict[Figure, float]] = {
-        "poll": {},
-        "event": {Figure.TEXT_P99: 0.5},
-        "default": {Figure.TEXT_P99: 0.1, Figure.RATE: 0.9},
-    }
+    of_default = {Figure.TEXT_P99: 0.1, Figure.RATE: 0.9}
+    arms: dict[str, dict[Figure, float]] = {"poll": {}, "event": {Figure.TEXT_P99: 0.5}, "default": of_default}
     load = dataclasses.asdict(Load(levels=(8, 64)))
     lines = [{"arm": arm, "load": load, **start(change, late_ms=7.0)} for arm, change in arms.items() for _ in range(6)]
     for line in lines:

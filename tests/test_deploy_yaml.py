@@ -42,14 +42,7 @@ def test_master_off_opens_no_file(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @pytest.mark.parametrize(
     "content",
-    [
-        "a: [",
-        "fastpath: true\nfastpath: false\n",
-        "- fastpath\n",
-        "base_config: 3\n",
-        "base_config: gone.yaml\n",
-        "base_config: deploy.yaml\n",
-    ],
+    ["a: [", "fastpath: 1\nfastpath: 0", "- a", "base_config: 3", "base_config: gone.yaml", "base_config: deploy.yaml"],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, content: str) -> None:
     """A file that upstream cannot load is refused by name, and so are duplicate keys and a file that is its base."""

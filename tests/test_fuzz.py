@@ -84,7 +84,6 @@ ODD = "{stage_id: 0, x: {1: 0.5, 1: 0.7, true: 1, 'true': 2, n: !!python/object/
 TEXTS = st.builds(lambda block: yaml.safe_dump({"stages": [{"stage_id": 0}], "fastpath": block}), BLOCKS)
 
 
-@pytest.mark.upstream
 @pytest.mark.parametrize("examples", [settings().max_examples])
 @isolated("warm")
 def test_a_refused_start_leaves_nothing(examples: int) -> None:

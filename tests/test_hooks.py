@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pluggy
 import pytest
@@ -44,9 +45,8 @@ def plugin(**hooks: Callable[..., Any] | None) -> Plugin:
     """A plugin with these hooks. Functions that are not marked yet are marked."""
     made = Plugin()
     for name, function in hooks.items():
-        setattr(
-            made, name, function if function is None or hasattr(function, "omni_fastpath_impl") else hookimpl(function)
-        )
+        is_marked = function is None or hasattr(function, "omni_fastpath_impl")
+        setattr(made, name, function if is_marked else hookimpl(function))
     return made
 
 
@@ -88,15 +88,6 @@ def used(manager: HookManager) -> list[str]:
     return [name for name, plugin in manager._pluggy.list_name_plugin() if plugin is not None]
 
 
-def raising(error: BaseException) -> Any:
-    """A function that raises this."""
-
-    def raises() -> Any:
-        raise error
-
-    return raises
-
-
 def test_broken_entry_points_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A plugin that cannot be imported, calls ``sys.exit`` or is invalid is logged and left out."""
     recorder, asked, wrong = Recorder(), [], plugin(on_everything=lambda: None)
@@ -104,8 +95,8 @@ def test_broken_entry_points_are_left_out(monkeypatch: pytest.MonkeyPatch, caplo
     def found(*, group: str) -> list[Any]:
         asked.append(group)
         return [
-            SimpleNamespace(name="broken", load=raising(ModuleNotFoundError("no such plugin"))),
-            SimpleNamespace(name="ends", load=raising(SystemExit(3))),
+            SimpleNamespace(name="broken", load=Mock(side_effect=ModuleNotFoundError("no such plugin"))),
+            SimpleNamespace(name="ends", load=Mock(side_effect=SystemExit(3))),
             SimpleNamespace(name="wrong", load=lambda: wrong),
             SimpleNamespace(name="good", load=lambda: recorder),
         ]

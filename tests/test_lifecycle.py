@@ -22,8 +22,6 @@ from omni_fastpath.releases import vllm_omni_release
 from tests.fakes.processes import isolated
 from tests.fakes.registration import Key, is_ours, raw, written
 
-pytestmark = pytest.mark.upstream
-
 LOOKS: tuple[Any, ...] = (
     *(inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction, inspect.signature),
     *map(attrgetter, ("__name__", "__qualname__", "__module__", "__doc__")),

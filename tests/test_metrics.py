@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from omni_fastpath import state, threads
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.state import Publisher
+from tests.fakes.processes import process
 from tests.fakes.upstream import patch
 from tests.tools.made import METRICS, snapshot
 
@@ -200,8 +200,7 @@ print(json.dumps(ways))
 )
 def test_ours_are_wherever_another_packages_are(when: str, times: dict[str, int], tmp_path: Path) -> None:
     """In an embedder's process ours are shown as often as any counter, whenever PROMETHEUS_MULTIPROC_DIR is set."""
-    command = [sys.executable, "-c", EMBEDDER, when, str(tmp_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = process(sys.executable, "-c", EMBEDDER, when, str(tmp_path))
     assert json.loads(done.stdout) == {way: [count, count] for way, count in {"REGISTRY": 1, **times}.items()}
 
 
@@ -222,7 +221,7 @@ def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
         in_files: Any = client_values.MultiProcessValue  # as if the variable had been set at the import
         monkeypatch.setattr(client_values, "ValueClass", in_files())
-        subprocess.run([sys.executable, "-c", theirs], check=True)
+        process(sys.executable, "-c", theirs)
     app = FastAPI()
     attach_router(app)
     client = TestClient(app)

@@ -41,6 +41,9 @@ from tests.fakes.registration import (
     yaml,
 )
 
+SCHEDULER = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
+"""The function that ``forward_gate`` wraps."""
+
 
 def stock(file: Path) -> Any:
     """A deploy YAML as upstream alone reads it."""
@@ -61,7 +64,6 @@ def test_registration_imports_the_standard_library_and_wrapt(variable: str, pack
     assert "omni_fastpath.declare" not in found
 
 
-@pytest.mark.upstream
 @pytest.mark.parametrize("listed", [True, False])
 @isolated("cold")
 def test_an_allow_list_of_plugins(listed: bool) -> None:
@@ -79,7 +81,6 @@ def test_an_allow_list_of_plugins(listed: bool) -> None:
     assert [file["source"] for file in state_files()] == ["environment"] * listed
 
 
-@pytest.mark.upstream
 @isolated("cold", "serve", "model")
 def test_plain_vllm_is_plain() -> None:
     """``vllm serve`` without ``--omni`` gets no patch, whatever the variables are."""
@@ -100,7 +101,6 @@ def test_plain_vllm_is_plain() -> None:
 # ---- Nothing asked for ----
 
 
-@pytest.mark.upstream
 @isolated("cold")
 def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
     """Without a block or with one that is off, the file is read as stock reads it and nothing else changes.
@@ -125,7 +125,6 @@ def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert "pluggy" not in {name for name in sys.modules if name.startswith("omni_fastpath.hooks")}
 
 
-@pytest.mark.upstream
 @isolated("cold", "serve", "model", "--omni")
 def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
     """``OMNI_FASTPATH=0`` writes no slot, validates nothing, and is the reason in the state file."""
@@ -143,7 +142,6 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
 # ---- A function of the start-up that moved ----
 
 
-@pytest.mark.upstream
 @pytest.mark.parametrize("slot", [READER, START])
 @isolated("warm")
 def test_a_function_that_is_gone_is_told(tmp_path: Path, slot: tuple[str, str]) -> None:
@@ -160,7 +158,6 @@ def test_a_function_that_is_gone_is_told(tmp_path: Path, slot: tuple[str, str]) 
     assert (ours() - NOTHING, states(), state_files()) == (set(), {}, [])
 
 
-@pytest.mark.upstream
 @pytest.mark.parametrize("words", [["--omni"], []])
 @isolated("cold", "serve", "model")
 def test_a_module_that_is_gone_is_told(words: list[str]) -> None:
@@ -174,21 +171,9 @@ def test_a_module_that_is_gone_is_told(words: list[str]) -> None:
     assert [startup.START[0] in message for message in messages] == [True] * len(words)
 
 
-@pytest.mark.upstream
-@isolated("warm")
-def test_an_engine_whose_module_was_imported_before_us(tmp_path: Path) -> None:
-    """The function that ``stage_runtime`` has imported by name is wrapped too, each once."""
-    importlib.import_module("vllm_omni.engine.stage_runtime")
-    register()
-    assert engine(yaml(tmp_path, **ALL_ON)) == []
-    assert asked() == ON
-    assert not is_ours(raw(START).__wrapped__)
-
-
 # ---- What takes effect ----
 
 
-@pytest.mark.upstream
 @isolated("cold")
 def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
     """Patches are installed when the engine starts, not when the file is read, and variables override values.
@@ -217,7 +202,6 @@ def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
     assert {name: patch["state"] for name, patch in shown["patches"].items()} == states()
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
     """With every patch on, a start opens no socket, starts no process and writes only state files."""
@@ -243,7 +227,6 @@ def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
 # ---- What is refused ----
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_a_bad_variable_is_refused(tmp_path: Path) -> None:
     """Registration ignores it, and each kind of start is refused."""
@@ -266,7 +249,6 @@ def test_a_bad_variable_is_refused(tmp_path: Path) -> None:
     assert sum(variable in message for message in messages) == 3
 
 
-@pytest.mark.upstream
 @isolated("warm", "serve", "model", "--omni")
 def test_a_refusal_off_the_main_thread_is_one_line(tmp_path: Path) -> None:
     """Upstream's orchestrator thread ends a refused ``vllm serve`` with one line and code 1, and logs no traceback."""
@@ -277,8 +259,7 @@ def test_a_refusal_off_the_main_thread_is_one_line(tmp_path: Path) -> None:
         codes.append(code)
         raise SystemExit  # ends the thread alone
 
-    scheduler = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
-    setattr(*holder(scheduler), lambda self, more: None)
+    setattr(*holder(SCHEDULER), lambda self, more: None)
     refused = yaml(tmp_path, fastpath={"forward_gate": True, "on_unsupported": "fail"})
     messages, shown, real = log(), io.StringIO(), os._exit
     os._exit = leave  # type: ignore[assignment]
@@ -299,28 +280,21 @@ BROKEN = ("config:block_of", "config:Resolved.to_json", "install:apply")
 """What of ours raises."""
 
 
-def _break(where: str) -> None:
-    """Make something of ours raise, or a module not to be had."""
-
-    def breaks(*_: object, **__: object) -> Any:
-        raise RuntimeError("it broke")
-
-    module, _, path = where.partition(":")
-    if path:
-        setattr(*holder((f"omni_fastpath.{module}", path)), breaks)
-    else:
-        sys.modules[where] = None  # type: ignore[assignment]
-
-
-@pytest.mark.upstream
 @pytest.mark.parametrize("where", [*BROKEN, "pydantic"])
 @isolated("warm")
 def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
     """After an internal error an engine starts as stock with a message, but not under ``fail`` if that is known."""
     from omni_fastpath.process_role import RefusedError
 
+    def breaks(*_: object, **__: object) -> Any:
+        raise RuntimeError("it broke")
+
     register()
-    _break(where)
+    if where in BROKEN:
+        module, _, path = where.partition(":")
+        setattr(*holder((f"omni_fastpath.{module}", path)), breaks)
+    else:
+        sys.modules[where] = None  # type: ignore[assignment]
     assert engine(yaml(tmp_path, "plain.yaml")) == []
     messages = log()
     assert engine(yaml(tmp_path, "warn.yaml", **ALL_ON)) == []
@@ -331,9 +305,8 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
         assert "an internal error of omni-fastpath: RuntimeError(" in shown["patches"]["budgeted_drain"]["reason"]
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
     knows = where in ("config:Resolved.to_json", "install:apply")
-    with (
-        pytest.raises(RefusedError, match="is 'fail' and there was an internal") if knows else contextlib.nullcontext()
-    ):
+    refusing = pytest.raises(RefusedError, match="is 'fail' and there was an internal")
+    with refusing if knows else contextlib.nullcontext():
         engine(None)
     assert HANDOFF not in os.environ or where == "config:block_of"
 
@@ -341,26 +314,28 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
 # ---- Several engines in one process ----
 
 
-@pytest.mark.upstream
 @pytest.mark.parametrize("block", [{"budgeted_drian": True}, {"forward_gate": True, "on_unsupported": "fail"}])
 @isolated("warm")
 def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block: dict[str, Any]) -> None:
-    """A refused second engine changes neither the installed patches nor what the first one's stages get."""
+    """A refused second engine changes neither the installed patches nor what the first one's stages get.
+
+    The function that ``stage_runtime``, imported before us, has by name is wrapped too, each once.
+    """
     from omni_fastpath.config import ConfigError
     from omni_fastpath.process_role import RefusedError
 
+    importlib.import_module("vllm_omni.engine.stage_runtime")
     register()
     assert engine(yaml(tmp_path, "one.yaml", **ALL_ON)) == []
+    assert not is_ours(raw(START).__wrapped__)
     handed = os.environ[HANDOFF]
-    scheduler = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
-    setattr(*holder(scheduler), lambda self, more: None)
+    setattr(*holder(SCHEDULER), lambda self, more: None)
     with pytest.raises((ConfigError, RefusedError)):
         engine(yaml(tmp_path, "two.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {}, **block}))
     assert os.environ[HANDOFF] == handed
     assert ({name: states()[name] for name in ON}, ours()) == (ON, NOTHING | written(*ON))
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_engines_share_what_is_installed(tmp_path: Path) -> None:
     """Engines of a process share patches and values, and each difference is one warning.
@@ -392,7 +367,6 @@ def test_engines_share_what_is_installed(tmp_path: Path) -> None:
 # ---- The stages ----
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_stages_get_what_their_server_resolved(tmp_path: Path) -> None:
     """A stage and its worker get the server's configuration without importing upstream, whatever the file's name."""
@@ -407,7 +381,6 @@ def test_stages_get_what_their_server_resolved(tmp_path: Path) -> None:
         assert shown["source"] == str(file)
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
     """A variable of another process is ignored, and an unreadable one of an ancestor makes all patches failed."""
@@ -422,7 +395,6 @@ def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
     assert "the parent's configuration cannot take effect" in shown["patches"]["budgeted_drain"]["reason"]
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_a_headless_server_hands_on(tmp_path: Path) -> None:
     """A headless server installs nothing, and its stages get the configuration of its deploy YAML."""

@@ -26,6 +26,8 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 COLD = ("torch", "transformers", "vllm.v1.engine.utils", "vllm.v1.executor", "pytest", "prometheus_client")
 WARM = ("vllm_omni.config.stage_config", "vllm_omni.engine.orchestrator", "vllm_omni.entrypoints.async_omni")
@@ -44,7 +46,9 @@ def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 
 def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Run the decorated test's body in a fork of the ``cold`` or ``warm`` process; its arguments are pickled.
+    """Run the decorated test's body in a fork of the ``cold`` or ``warm`` process, and mark it ``upstream``.
+
+    Its arguments are pickled.
 
     Args:
         state: What the process has imported.
@@ -57,7 +61,7 @@ def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable
             assert not args
             _call(_address(state), test.__module__, test.__qualname__, kwargs, dict(os.environ), argv)
 
-        return run
+        return pytest.mark.upstream(run)
 
     return decorate
 

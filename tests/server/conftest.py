@@ -44,18 +44,13 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
     from benchmarks.rigs.server import Server
 
     def make(
-        model: str,
-        deploy: Path | str,
-        *,
-        environment: dict[str, str] | None = None,
-        arguments: tuple[str, ...] = (),
-        **kwargs: Any,
+        model: str, deploy: Path | str, *, environment: dict[str, str] | None = None, arguments: tuple[str, ...] = ()
     ) -> Server:
         path = deploy if isinstance(deploy, Path) else DEPLOY / deploy
         variables = {"OMNI_SIMULATED_DEVICE_CONFIG": json.dumps(FAST_STEPS), **(environment or {})}
         if not has_no_use(next(patch for patch in PATCHES if patch.name == "admission_limit")):
             arguments = (*arguments, f"--max-num-queued-reqs={LIMIT}")
-        return Server(models(model), path, environment=variables, arguments=arguments, **kwargs)
+        return Server(models(model), path, environment=variables, arguments=arguments)
 
     return make
 

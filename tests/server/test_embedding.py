@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,31 +27,24 @@ COUNTS = {
 """Patches that act without an API server, each with a counter that shows it."""
 
 
-def _embedder(model: Path, folder: Path, **variables: str) -> dict[str, Any]:
+def _embedder(model: Path, **variables: str) -> dict[str, Any]:
     """What a process with these variables reports."""
-    from benchmarks.rigs.server import DEFAULT_ENVIRONMENT
+    from benchmarks.rigs.server import OFFLINE
+    from tests.fakes.processes import process
     from tests.server.conftest import DEPLOY
 
-    environment = {**os.environ, **DEFAULT_ENVIRONMENT, "OMNI_SIMULATED_DEVICE": "light"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(model), str(DEPLOY / "qwen3_omni.yaml")],
-        env={**environment, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = (sys.executable, __file__, str(model), str(DEPLOY / "qwen3_omni.yaml"))
+    done = process(*command, **OFFLINE, OMNI_SIMULATED_DEVICE="light", **variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 
 
-def test_an_embedded_engine_answers_as_stock(models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_embedded_engine_answers_as_stock(models: Callable[[str], Path]) -> None:
     """Eight answers equal stock's, and ``REGISTRY`` has the metrics."""
     model = models("qwen3_omni")
-    stock = _embedder(model, tmp_path, OMNI_FASTPATH="0")
-    fast = _embedder(model, tmp_path, OMNI_FASTPATH="1")
+    stock = _embedder(model, OMNI_FASTPATH="0")
+    fast = _embedder(model, OMNI_FASTPATH="1")
     assert fast["answers"] == stock["answers"]
     assert all(each["text"] and each["samples"] and each["finished"] for each in stock["answers"])
     assert stock["states"] == {}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.trust import parity
-from tests.dashboard import families_in, queries
 from tests.server.conftest import all_states
+from tests.tools.test_dashboard import families_in, queries
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 

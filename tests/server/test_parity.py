@@ -21,8 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.ab.capture import chat_request
+from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.trust import faults, kinds, parity
-from benchmarks.trust.kinds import Asked
 from tests.server.conftest import LIMIT, all_states, as_declared, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -30,13 +31,6 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 Observed = SimpleNamespace
 """What one arm's server showed. ``burst`` and ``healthy`` are there for fastpath only."""
-
-
-def _burst() -> list[Any]:
-    """Twice as many requests as the server admits. Some of them arrive while it is full."""
-    from benchmarks.ab.capture import chat_request
-
-    return [chat_request(f"{n}", modalities=("text",), max_tokens=500, ignore_eos=True) for n in range(2 * LIMIT)]
 
 
 def _pid(server: Any, role: str) -> int:
@@ -74,11 +68,6 @@ _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageReque
 """What upstream logs of a request that ended."""
 
 
-def _once(bodies: kinds.Kinds, model: str) -> list[Asked]:
-    """One request of each kind."""
-    return kinds.asked(bodies, sum(map(len, bodies.values())), model)
-
-
 _KILLED = faults.Fault(
     "killed",
     "the only code2wav: SIGKILL",
@@ -91,10 +80,9 @@ _KILLED = faults.Fault(
 
 
 def _observe(server: Any, overlay: Path | None = None) -> Observed:
-    from benchmarks.rigs.captures import run_closed_loop
-
     seen = Observed()
-    alone, others = (_once(each, server.model) for each in ({**kinds.ALONE, **kinds.AUDIO}, kinds.OMNI))
+    both = ({**kinds.ALONE, **kinds.AUDIO}, kinds.OMNI)
+    alone, others = (kinds.asked(each, sum(map(len, each.values())), server.model) for each in both)  # one of each
     seen.asked = alone + others
     seen.left = kinds.asked({**kinds.LEFT, **kinds.STOPPED}, 24, server.model)
     with server:
@@ -107,7 +95,10 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
         seen.metrics = parity.counts(parity.scrape(server.url))
         seen.as_far = parity.run(server.url, seen.left, 2)
         if overlay is not None:
-            seen.burst = run_closed_loop(server.url, _burst(), 2 * LIMIT)
+            # Twice as many as the server admits. Some of them arrive while it is full.
+            long: dict[str, Any] = {"modalities": ("text",), "max_tokens": 500, "ignore_eos": True}
+            many = [chat_request(f"{n}", **long) for n in range(2 * LIMIT)]
+            seen.burst = run_closed_loop(server.url, many, 2 * LIMIT)
         seen.idle_switches_per_s = _idle_switches(server)
         seen.states, seen.stage_states = states(server), all_states(server, "stage")
         if overlay is not None:

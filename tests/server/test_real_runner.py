@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.ab.capture import chat_request
 from omni_fastpath.patches import PATCHES
 from tests.fakes.registration import declared
 from tests.server.conftest import DEPLOY, all_states, as_declared, states
@@ -33,23 +34,16 @@ def _deploy(folder: Path, talker: str) -> Path:
 
 
 def _questions(count: int) -> list[Any]:
-    from benchmarks.ab.capture import chat_request
-
-    return [
-        chat_request(f"Question {number}", modalities=("text",) if number % 4 == 3 else ("text", "audio"))
-        for number in range(count)
-    ]
+    kinds = [*3 * [("text", "audio")], ("text",)]
+    return [chat_request(f"Question {number}", modalities=kinds[number % 4]) for number in range(count)]
 
 
 def _served(running: Any) -> list[str]:
     """The texts at 1 and at 8 streams, between which clients leave."""
-    from benchmarks.ab.capture import chat_request
     from benchmarks.rigs.captures import run_closed_loop
 
-    left = [
-        chat_request(f"I leave {kinds}", modalities=kinds, abort_after=2)
-        for kinds in 2 * [("audio",), ("text", "audio")]
-    ]
+    kinds = 2 * [("audio",), ("text", "audio")]
+    left = [chat_request(f"I leave {each}", modalities=each, abort_after=2) for each in kinds]
     alone = run_closed_loop(running.url, _questions(2), 1)
     assert all(capture.aborted for capture in run_closed_loop(running.url, left, 2))
     together = run_closed_loop(running.url, _questions(16), 8)

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,18 @@ def _whole(output: Any) -> dict[str, Any]:
     }
 
 
+def _entry(output: Any, name: str, count: int) -> dict[str, Any]:
+    """One request's part of an output."""
+    client, sent = (getattr(output, field, None) for field in ("multimodal_outputs", "inter_stage_outputs"))
+    index, tokens = output.req_id_to_index[name], output.sampled_token_ids
+    return {
+        "tokens": [type(each).__name__ for each in tokens[index]] if tokens else "none",
+        "to the client": _payload(client, index, count),
+        "to the next stage": _payload(sent, index, count),
+        "one list": client is sent,
+    }
+
+
 class Recorder:
     """Looks at each step of a stage, between its runner and its scheduler.
 
@@ -101,7 +113,8 @@ class Recorder:
 
     def _updated(self, scheduler_output: Any, output: Any) -> Any:
         kinds = self._kinds.pop(id(scheduler_output))
-        whole, entries = _whole(output), dict(self._entries(scheduler_output, output))
+        counts = scheduler_output.num_scheduled_tokens
+        whole, entries = _whole(output), {name: _entry(output, name, counts[name]) for name in counts}
         gone = {name for name in kinds if name not in self._scheduler.requests}
         found = self._update(scheduler_output, output)
         ended = {name for name in kinds if name not in self._scheduler.requests}
@@ -111,22 +124,6 @@ class Recorder:
             late = "aborted" if name in self.aborted else "after its end"
             self._note(late if name in gone else "last token" if name in ended else kind, {**whole, **entries[name]})
         return found
-
-    def _entries(self, scheduler_output: Any, output: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Of each request its part."""
-        client, sent = (getattr(output, name, None) for name in ("multimodal_outputs", "inter_stage_outputs"))
-        for name, count in scheduler_output.num_scheduled_tokens.items():
-            index = output.req_id_to_index[name]
-            tokens = output.sampled_token_ids
-            yield (
-                name,
-                {
-                    "tokens": [type(each).__name__ for each in tokens[index]] if tokens else "none",
-                    "to the client": _payload(client, index, count),
-                    "to the next stage": _payload(sent, index, count),
-                    "one list": client is sent,
-                },
-            )
 
     def _note(self, kind: str, what: Mapping[str, Any]) -> None:
         self.seen[kind].add(json.dumps(what, sort_keys=True))
@@ -149,17 +146,13 @@ class Pipeline:
             stage.submit(stream_id, prompts[number], params, additional_information=info)
         return f"{stream_id}-internal"
 
-    def step(self) -> None:
-        """A step of each stage that has anything to do."""
-        for stage in self.stages:
-            stage.advance()
-
     def until(self, what: Any) -> None:
-        """Step until something is so."""
+        """Step each stage that has anything to do until something is so."""
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, [stage.scheduler.requests for stage in self.stages]
-            self.step()
+            for stage in self.stages:
+                stage.advance()
 
     def settle(self) -> None:
         """Step until nobody has anything to do."""

@@ -103,17 +103,14 @@ PLAIN = recorded(audio_chunk(b"12"), audio_chunk(b"34"))
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        pytest.param(PLAIN, recorded(audio_chunk(b"1234")), id="merged audio"),
-        pytest.param(PLAIN, recorded(audio_chunk(b"34"), audio_chunk(b"12")), id="audio in another order"),
-        pytest.param(recorded(painted("ab")), recorded(painted("ac")), id="another image"),
-        pytest.param(
-            *(recorded(chunk("text", "a", finish=each), request=TEXT_ALONE) for each in ("length", "stop")),
-            id="the finish reason of a single modality",
-        ),
+        (PLAIN, recorded(audio_chunk(b"1234"))),
+        (PLAIN, recorded(audio_chunk(b"34"), audio_chunk(b"12"))),
+        (recorded(painted("ab")), recorded(painted("ac"))),
+        [recorded(chunk("text", "a", finish=each), request=TEXT_ALONE) for each in ("length", "stop")],
     ],
 )
 def test_what_makes_another_answer(one: Capture, other: Capture) -> None:
-    """Each of these is a difference."""
+    """Merged audio, audio in another order, another image, the finish reason of a single modality."""
     assert differences([one], [other])
 
 

@@ -103,7 +103,6 @@ def test_an_overlay_follows_links_that_are_replaced(tmp_path: Path) -> None:
         assert (output.parent / named).resolve().parent.name == "..1"
 
 
-@pytest.mark.upstream
 @isolated("warm")
 def test_what_upstream_refuses_is_refused(tmp_path: Path) -> None:
     """``status --deploy-config`` and ``overlay`` refuse a file that the installed vLLM-Omni refuses, in its words."""
