@@ -64,6 +64,7 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         Relies(MONITOR, "OrchestratorMonitor.note_loop"),
         Relies(MONITOR, "_NullOrchestratorMonitor.note_loop"),
         Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
+        *(Relies("vllm.v1.engine", name) for name in ("EngineCoreOutputs", "EngineCoreOutput")),
         *more,
     )
 

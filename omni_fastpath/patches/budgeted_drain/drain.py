@@ -140,7 +140,8 @@ class Drain:
         try:
             self._line.append(replica)
             self._wakeup.wake()
-            if replica.may_go_early(item, self._early.count(replica)):
+            if replica.may_go_early(item):
+                replica.early += 1
                 self._early.append(replica)
             self._report_backlog()
         except Exception as error:
@@ -214,7 +215,8 @@ class Drain:
             Whether there was one. An exception that was handled counts.
         """
         replica.is_in_line = False
-        if replica in self._early:
+        if replica.early:
+            replica.early -= 1
             self._early.remove(replica)
         if replica.is_gone():
             self._line.remove(replica)

@@ -29,10 +29,11 @@ class Replica:
 
     Attributes:
         is_in_line: Whether its next poll has a place in the line.
+        early: How many raw outputs in its queue need not wait for their places. They are the first ones.
         work: The class of the steps of a raw output that is taken from it.
     """
 
-    __slots__ = ("client", "is_in_line", "pool", "slot")
+    __slots__ = ("client", "early", "is_in_line", "pool", "slot")
     work: type[Work] = Work
 
     def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
@@ -40,6 +41,7 @@ class Replica:
         self.slot = slot
         self.client = client
         self.is_in_line = False
+        self.early = 0
 
     def is_in_slot(self) -> bool:
         """Whether it is still in its slot, because it was not evicted, detached or replaced."""
@@ -102,7 +104,7 @@ class QueuedReplica(Replica):
         for _ in range(queue.qsize()):
             on_put(self, None)
 
-    def may_go_early(self, item: Any, early: int) -> bool:
+    def may_go_early(self, item: Any) -> bool:
         """Whether a raw output that was just put need not wait for its place in the line.
 
         It must be of a later stage from which users receive outputs, no request may end in it, and the same holds for
@@ -110,9 +112,8 @@ class QueuedReplica(Replica):
 
         Args:
             item: The raw output, an exception in its place, or None if it is not known.
-            early: How many of the queue need not wait.
         """
-        if self.slot[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > early + 1:
+        if self.slot[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > self.early + 1:
             return False
         outputs = getattr(item, "outputs", None)
         return outputs is not None and not any(each.finished for each in outputs)
