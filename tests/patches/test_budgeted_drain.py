@@ -30,7 +30,7 @@ every_release = pytest.mark.every_release
 
 
 def test_audio_takes_turns_with_what_arrived_earlier(recorder: Any) -> None:
-    """One in which a request ends waits for its place, and so does what its replica sent after it."""
+    """A raw output in which a request ends waits for its place, and so does what its replica sent after it."""
     pipeline = Pipeline()
     for name in ("one", "two"):
         pipeline.add_request(name)

@@ -218,11 +218,10 @@ class Drain:
         if replica.early:
             replica.early -= 1
             self._early.remove(replica)
+        self._line.remove(replica)  # if an exception follows, the raw output is still queued, for upstream's loop
         if replica.is_gone():
-            self._line.remove(replica)
             self._is_stale = True
             return False
-        self._line.remove(replica)  # if an exception follows, the raw output is still queued, for upstream's loop
         self._in_hand = work = replica.work(self._orchestrator, replica)
         try:
             found = await work.take()
