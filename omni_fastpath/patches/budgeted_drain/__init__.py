@@ -71,6 +71,7 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
 
 _FROM_0_30 = (
     Relies(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
+    Relies(MONITOR, "_NullOrchestratorMonitor.set_dispatch_queue_size"),
     Relies("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
 )
 
