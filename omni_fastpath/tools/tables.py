@@ -96,8 +96,8 @@ def _answer(serving: _Processes, declared: Mapping[str, Any]) -> str:
     defaults = [state for name, (state, _) in found.items() if name in declared and declared[name]["default_on"]]
     idle = defaults.count(State.NOT_APPLICABLE)
     if all(state in (State.OFF, State.NOT_APPLICABLE) for state in defaults):
-        asked = [name for name, (state, _) in found.items() if state is not State.OFF]
-        return f"OFF but for {', '.join(asked)}" if asked else "OFF"
+        others = [name for name, (state, _) in found.items() if state.satisfies_requirement]
+        return f"OFF but for {', '.join(others)}" if others else "OFF"
     on = sum(state.satisfies_requirement for state in defaults)
     answer = f"ON, {on} of {len(defaults) - idle} default patches applied"
     return answer + (f", {idle} not applicable here" if idle else "")

@@ -117,7 +117,7 @@ def test_trouble_in_a_live_process_is_code_1(run: Output, found: State) -> None:
     on = f"ON, {int(found.satisfies_requirement)} of 1 default patches applied"
     words = FIRST.counters[0].meaning
     # What has nothing to do here is not missing.
-    answer = {State.OFF: "OFF", State.NOT_APPLICABLE: f"OFF but for {FIRST.name}"}.get(found, on)
+    answer = "OFF" if found in (State.OFF, State.NOT_APPLICABLE) else on
     assert out.startswith(f"server {os.getpid()} port 8091: {answer}\n")
     did = f"1,234 {words}; " if found is State.APPLIED else ""
     assert out.count(f"  {did}because [so] it is\n") == 2
@@ -141,6 +141,19 @@ def test_the_first_line_says_what_counts(run: Output, monkeypatch: pytest.Monkey
     line = "ON, 2 of 2 default patches applied, 1 not applicable here"
     assert out.startswith(f"server {here} port 8091: {line}\n")
     assert re.search("admission_limit +not_applicable", out)
+
+
+def test_a_server_that_is_off_names_what_acts(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the default set is off, a patch that has nothing to do, or has failed, is not named as one that is on."""
+    found = {
+        FIRST.name: "off",
+        "admission_limit": "not_applicable",
+        "queue_metrics": "failed",
+        "save_queue_cap": "applied",
+    }
+    ours = {name: record(each) for name, each in found.items()}
+    monkeypatch.setattr(state, "read_live", lambda _: [snapshot(os.getpid(), patches=ours)])
+    assert run("status")[1].startswith(f"server {os.getpid()} port 8091: OFF but for save_queue_cap\n")
 
 
 def test_our_variables_show_and_no_other_ones_value(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
