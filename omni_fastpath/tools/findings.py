@@ -77,9 +77,9 @@ class Finding:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """All findings, the most severe first, then in the order of the rules."""
+    """All findings, each once, the most severe first, then in the order of the rules."""
     rules = [(rule.__name__.replace("_", "-"), rule) for rule in RULES]
-    found = [dataclasses.replace(each, id=each.id or name) for name, rule in rules for each in rule(facts)]
+    found = dict.fromkeys(dataclasses.replace(each, id=each.id or name) for name, rule in rules for each in rule(facts))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -176,7 +176,7 @@ def api_process_full(facts: Facts) -> Iterator[Finding]:
 
 
 def advice(facts: Facts) -> Iterator[Finding]:
-    """What patches say about their metrics. The ids are theirs."""
+    """What patches say about their metrics, or that there are too few values to say it. The ids are theirs."""
     advised = [(metric, metric.advice) for patch in facts.patches for metric in patch.metrics if metric.advice]
     for server, (metric, said) in itertools.product(facts.servers, advised):
         by_labels: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = {}
@@ -189,6 +189,11 @@ def advice(facts: Facts) -> Iterator[Finding]:
             if value > said.above:
                 what = said.what.format(value=value, **dict(labels))
                 yield Finding(said.severity, server.subject, what, said.do, said.finding)
+        numbers = [sum(sum(each["counts"]) for each in samples) for samples in by_labels.values() if metric.bounds]
+        if (most := max(numbers, default=FEWEST)) < FEWEST:
+            name = said.finding.replace("-", " ")
+            what = f"{name}: too few to judge (at most {most} of a kind, {FEWEST} are needed)"
+            yield Finding("info", server.subject, what, "Ask again after more requests.", said.finding)
 
 
 def _late(bounds: Sequence[float], samples: Sequence[Mapping[str, Any]]) -> float:
@@ -196,9 +201,7 @@ def _late(bounds: Sequence[float], samples: Sequence[Mapping[str, Any]]) -> floa
 
     It is the upper bound of its bucket, and at most the last bound. 0 if there are too few values.
     """
-    counts, before = (
-        [sum(bucket) for bucket in zip(*(each[key] for each in samples), strict=True)] for key in ("counts", "before")
-    )
+    counts, before = ([*map(sum, zip(*(each[key] for each in samples), strict=True))] for key in ("counts", "before"))
     recent = [now - then for now, then in zip(counts, before, strict=True)]
     chosen = recent if sum(recent) >= FEWEST else counts
     below = itertools.accumulate(chosen)

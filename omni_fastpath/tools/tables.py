@@ -55,7 +55,8 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
         every: Whether each process is also shown separately.
     """
     declared = report["installation"]["patches"]
-    for server, processes in _by_server(report):
+    for server, group in itertools.groupby(report["processes"], key=lambda process: process["server"]):
+        processes = list(group)
         workers = [each for each in processes if API_WORKER.match(each["process_name"])]
         # The parent of several API servers only starts the stages.
         serving = [each for each in processes if not workers or each["role"] != Process.SERVER or each in workers]
@@ -86,11 +87,6 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
     yield f"{more}How to solve problems: `omni-fastpath doctor`."
 
 
-def _by_server(report: Mapping[str, Any]) -> Iterator[tuple[int, _Processes]]:
-    for server, processes in itertools.groupby(report["processes"], key=lambda process: process["server"]):
-        yield server, list(processes)
-
-
 def _answer(serving: _Processes, declared: Mapping[str, Any]) -> str:
     found = _by_patch(serving)
     defaults = [state for name, (state, _) in found.items() if name in declared and declared[name]["default_on"]]
@@ -116,18 +112,13 @@ def _by_patch(processes: _Processes) -> dict[str, tuple[State, _Processes]]:
 def _patches(processes: _Processes, declared: Mapping[str, Any], width: int) -> Iterator[str]:
     rows = []
     for name, (state, records) in _by_patch(processes).items():
-        counter, count = _took_effect(records)
+        counter = next(iter(records[0]["counters"]), "")  # in another version a patch may have none
+        count = sum(record["counters"].get(counter, 0) for record in records)
         words = declared.get(name, {}).get("counts") or counter
         did = f"{count:,} {words}" if counter and state is State.APPLIED else ""
         notes = dict.fromkeys([did, *(record["reason"] for record in records)])
         rows.append((name, state.value, "; ".join(filter(None, notes))))
     return _table(width, "", ("patch", "state", "what it did, or why"), rows)
-
-
-def _took_effect(records: _Processes) -> tuple[str, int]:
-    """A patch's first counter and its sum over these processes. In another version a patch may have no counter."""
-    first = next(iter(records[0]["counters"]), "")
-    return first, sum(record["counters"].get(first, 0) for record in records)
 
 
 def _findings(subject: str, report: Mapping[str, Any]) -> Iterator[str]:

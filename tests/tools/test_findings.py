@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.patches.queue_metrics import PATCH, SECONDS
 from omni_fastpath.tools import cli, status
-from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
+from omni_fastpath.tools.findings import FEWEST, RULES, Facts, Severity, judge
 from tests.tools.made import HEALTHY, REPORT, SERVER, installation, record, reporting, saying, serving
 
 
@@ -81,13 +82,35 @@ def test_a_rule_finds_its_trouble_and_no_other_does(rule: str) -> None:
         (ringing((500, 0, 60, 0), (500, 0, 0, 0)), ["4.0 s"]),  # of the last minutes
         (ringing((500, 0, 40, 0), (500, 0, 0, 0)), ["4.0 s"]),  # of all, because the last minutes are too few
         (ringing((500, 3, 0, 0)), []),
-        (ringing((0, 0, 0, 49)), []),
+        (ringing((0, 0, 0, 49)), ["rings long: too few to judge (at most 49 of a kind, 50 are needed)"]),
         (ringing((0, 0, 0, 99), where="bath"), []),
     ],
 )
 def test_a_histogram_is_told_by_its_99th_percentile(facts: Facts, expected: list[str]) -> None:
     """The upper bound of its bucket counts, of the last minutes if they have 50 values, else of the whole time."""
     assert [each.what for each in judge(facts)] == expected
+
+
+@pytest.mark.parametrize("audios", [0, 49, 50])
+def test_too_few_first_outputs_are_said_in_one_line(audios: int) -> None:
+    """Neither once per part and kind, nor if there is enough of one kind: a server may make only audio."""
+    parts: dict[str, dict[str, str]] = {"api_process_seconds": {}, "leg_seconds": {"leg": "engines"}}
+    empty = [0] * len(SECONDS)
+    figures: dict[str, Any] = {
+        f"omni_fastpath_first_output_{part}": [
+            {"labels": {"output": output, **leg}, "counts": [*empty, number], "before": [*empty, 0]}
+            for output, number in (("audio", audios), ("text", 0))
+        ]
+        for part, leg in parts.items()
+    }
+    facts = saying(patches={PATCH.name: {**record(), "figures": figures}})
+    found = judge(dataclasses.replace(facts, patches=[PATCH]))
+    assert {(each.id, each.severity) for each in found} == {("first-output", "info")}
+    lines = [each.what for each in found]
+    if audios < FEWEST:
+        assert lines == [f"first output: too few to judge (at most {audios} of a kind, {FEWEST} are needed)"]
+    else:
+        assert [line.partition(":")[0] for line in lines] == ["first audio"] * 2
 
 
 def test_a_patch_that_was_not_asked_for_may_be_unsupported() -> None:
