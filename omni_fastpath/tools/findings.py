@@ -134,11 +134,15 @@ def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
 
 
 def variable_unknown(facts: Facts) -> Iterator[Finding]:
-    """A variable that is misspelt, or that another version has. Under ``OMNI_FASTPATH=0`` none is read."""
+    """A variable that is misspelt, or that another version has, unless a refusal names it.
+
+    Under ``OMNI_FASTPATH=0`` none is read.
+    """
     for subject, environ in _shell_and_servers(facts):
         for line in config.unknown_lines(environ, facts.patches) if not master_off(environ) else ():
             do = "Rename or unset it. A server with a patch on refuses it."
-            yield Finding("warning", subject, line.partition("; allowed:")[0], do)
+            if subject != HERE or line not in facts.refused:
+                yield Finding("warning", subject, line.partition("; allowed:")[0], do)
 
 
 def _shell_and_servers(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -191,8 +195,7 @@ def advice(facts: Facts) -> Iterator[Finding]:
                 yield Finding(said.severity, server.subject, what, said.do, said.finding)
         numbers = [sum(sum(each["counts"]) for each in samples) for samples in by_labels.values() if metric.bounds]
         if (most := max(numbers, default=FEWEST)) < FEWEST:
-            name = said.finding.replace("-", " ")
-            what = f"{name}: too few to judge (at most {most} of a kind, {FEWEST} are needed)"
+            what = f"{said.finding.replace('-', ' ')}: too few to judge (at most {most} of a kind, {FEWEST} are needed)"
             yield Finding("info", server.subject, what, "Ask again after more requests.", said.finding)
 
 

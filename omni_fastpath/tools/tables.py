@@ -79,7 +79,7 @@ def status(report: Mapping[str, Any], width: int, *, every: bool) -> Iterator[st
     if report["verify"] is not None:
         yield from _verified(report, width)
     if report["resolved"] is not None:
-        yield from _resolved(report["resolved"], width)
+        yield from _resolved(report, width)
     for each in report["processes"] if every else ():
         yield f"process {each['pid']}: {each['role']}, {each['process_name']}"
         yield from _patches([each], declared, width)
@@ -138,7 +138,8 @@ def _verified(report: Mapping[str, Any], width: int) -> Iterator[str]:
     return _table(width, title, ("patch", "verdict"), rows)
 
 
-def _resolved(resolved: Mapping[str, Any], width: int) -> Iterator[str]:
+def _resolved(report: Mapping[str, Any], width: int) -> Iterator[str]:
+    resolved, told = report["resolved"], tuple(each["what"] for each in report["findings"])
     source, enabled, rows = resolved["source"], resolved["enabled"], []
     for name, origin in resolved["origins"].items():
         because = (origin if name in enabled else resolved["off"][name]).replace(f" in {source}", "")
@@ -147,7 +148,7 @@ def _resolved(resolved: Mapping[str, Any], width: int) -> Iterator[str]:
     rules = f"on_unsupported: {resolved['on_unsupported']}, on_unlisted: {resolved['on_unlisted'] or 'not set'}"
     title = f"{source} with this shell's variables ({rules})" if source else "The YAML is not read"
     yield from _table(width, title, ("patch", "on", "because", "values"), rows)
-    yield from (f"warning: {line}" for line in resolved["unknown"])
+    yield from (f"warning: {line}" for line in resolved["unknown"] if not line.startswith(told))
 
 
 def _versions(installation: Mapping[str, Any]) -> str:

@@ -187,6 +187,20 @@ def test_status_resolves_a_deploy_config(run: Output, monkeypatch: pytest.Monkey
     assert f"warning: 'fastpaht' in {path} has no effect; did you mean 'fastpath'?\n" in out
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_an_unknown_variable_is_named_once(
+    run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_on: bool
+) -> None:
+    """If a patch is on, by the refusal alone, and else by the finding alone, with a deploy YAML too."""
+    path = tmp_path / "deploy.yaml"
+    path.write_text(f"fastpath: {json.dumps(is_on)}\n")
+    monkeypatch.setenv("OMNI_FASTPATH_NONE_SUCH", "1")
+    for command in ("status", "doctor"):
+        code, out, err = run(command, "--deploy-config", str(path))
+        assert f"{out}{err}".count("OMNI_FASTPATH_NONE_SUCH") == 1
+        assert code == (2 if is_on else command == "doctor")
+
+
 def test_a_refused_configuration_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A missing or invalid YAML and a wrong variable are exit code 2, and running servers are shown as well."""
     live("applied")
