@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -26,7 +27,7 @@ from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.delivery import PATCH
 from omni_fastpath.patches.delivery.order import Deadlines, QueuedMessages
 from tests.patches.drive import silent
-from tests.patches.lines import Line, fail, traced
+from tests.patches.lines import FailsAt, InjectedError, Line, fail, lines_of, traced
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -119,6 +120,20 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
     for request in {each[0] for each in taken} - {None}:
         mine = [each[2] for each in taken if each[0] == request]
         assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_exception_while_messages_are_given_back_doubles_none(line: int) -> None:
+    """Each is here or there, and the next call returns the rest, all in order of arrival."""
+    source = deque[Message](("a", 0.0, number) for number in range(3))
+    ours = QueuedMessages(source, lambda message: message[:2], {})
+    ours.collect()
+    source.append(("a", 0.0, 3))
+    with contextlib.suppress(InjectedError), traced("delivery", FailsAt(lines_of("delivery"), line)):
+        ours.give_back()
+    assert len(ours) == 4
+    ours.give_back()
+    assert [number for _, _, number in source] == [0, 1, 2, 3]
 
 
 # ---- What is due when ----

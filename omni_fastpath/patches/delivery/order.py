@@ -139,7 +139,10 @@ class QueuedMessages:
         return self.queued.pop(number)
 
     def give_back(self) -> None:
-        """Return all to where they arrived, in order, in front of what arrived since, and take no more."""
+        """Return all to where they arrived, in order, in front of what arrived since, and take no more.
+
+        If it raises, each message is here or there, and the next call continues.
+        """
         self.is_open = False
-        self._arrived.extendleft(reversed(self.queued.values()))
-        self.queued.clear()
+        while self.queued:
+            self._arrived.appendleft(self.queued.popitem()[1])  # the last one first
