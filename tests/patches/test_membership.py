@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,14 +46,23 @@ async def test_attach_during_a_refresh_causes_another_one(monkeypatch: pytest.Mo
     assert found._is_stale
 
 
-async def test_a_replica_that_is_marked_unavailable_leaves() -> None:
-    """Although its client is still in its slot; what it sends later is read when it is available again, once."""
+@pytest.mark.parametrize("is_covered", [False, True])
+async def test_a_replica_that_is_marked_unavailable_leaves(is_covered: bool) -> None:
+    """Although its client is still in its slot; what it sends later is read when it is available again, once.
+
+    Another package's wrapper around the queue's ``put_nowait`` stays, and no place is taken through it meanwhile.
+    """
     found, pool, client = drain()
+    queue = client.outputs_queue
+    if is_covered:
+        queue.put_nowait = partial(queue.put_nowait)
     pool._unavailable_replicas.add(0)
     found._refresh(1)
     assert not found._replicas
-    assert "put_nowait" not in vars(client.outputs_queue)
-    client.outputs_queue.put_nowait("something")
+    assert ("put_nowait" in vars(queue)) == is_covered
+    queue.put_nowait("something")
+    assert not found._line
     pool._unavailable_replicas.clear()
     found._refresh(2)
-    assert [each.client for each in found._line] == [client]
+    queue.put_nowait("more")
+    assert [each.client for each in found._line] == [client] * queue.qsize() == [client] * 2

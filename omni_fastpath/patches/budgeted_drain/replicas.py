@@ -33,7 +33,7 @@ class Replica:
         work: The class of the steps of a raw output that is taken from it.
     """
 
-    __slots__ = ("client", "early", "is_in_line", "pool", "slot")
+    __slots__ = ("_on_put", "_put_back", "client", "early", "is_in_line", "pool", "slot")
     work: type[Work] = Work
 
     def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
@@ -42,6 +42,8 @@ class Replica:
         self.client = client
         self.is_in_line = False
         self.early = 0
+        self._on_put: Callable[[Any, Any], None] = lambda *_: None
+        self._put_back: Callable[[], None] = lambda: None
 
     def is_in_slot(self) -> bool:
         """Whether it is still in its slot, because it was not evicted, detached or replaced."""
@@ -62,7 +64,9 @@ class Replica:
         """
 
     def leave(self) -> None:
-        """Stop that."""
+        """Stop that, also where another package's wrapper covers the override, which then stays and only puts."""
+        self._on_put = lambda *_: None
+        self._put_back()
 
 
 class DiffusionReplica(Replica):
@@ -83,22 +87,18 @@ class QueuedReplica(Replica):
     attribute overrides its ``put_nowait`` until ``leave``.
     """
 
-    __slots__ = ("_put_back",)
-
-    def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
-        super().__init__(pool, slot, client)
-        self._put_back: Callable[[], None] = lambda: None
+    __slots__ = ()
 
     def join(self, on_put: Callable[[QueuedReplica, Any], None]) -> None:
         """Watch the queue. An empty one may have no reader yet, which a dequeue starts."""
         queue = self.client.outputs_queue
         if queue.empty():
             self.client.get_output_nowait()
-        put = queue.put_nowait
+        self._on_put, put = on_put, queue.put_nowait
 
         def put_and_notify(item: Any) -> None:
             put(item)
-            on_put(self, item)
+            self._on_put(self, item)
 
         self._put_back = override(queue, "put_nowait", put_and_notify)
         for _ in range(queue.qsize()):
@@ -121,10 +121,6 @@ class QueuedReplica(Replica):
     async def take(self) -> Any:
         """The next raw output. Raises an exception that is in the queue, as upstream formats it."""
         return self.client.get_output_nowait()
-
-    def leave(self) -> None:
-        """Restore the queue's own ``put_nowait``, unless another wrapper covers this one."""
-        self._put_back()
 
 
 def can_dequeue(client: Any) -> bool:
