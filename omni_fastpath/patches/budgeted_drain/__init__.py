@@ -3,8 +3,8 @@
 What:
     Replaces both of the orchestrator's loops. The loop sleeps until an output arrives, a diffusion stage must be polled
     or the server shuts down. All replicas share one line: what arrived first goes first, through upstream's own
-    functions, alone (merging would change audio), and is routed at once. If audio waits, every other turn is audio's. A
-    pass ends when the line is empty or the budget is spent, and then the loop yields.
+    functions, alone (merging would change audio), and is routed at once. If audio waits behind text, every other turn
+    is audio's. A pass ends when the line is empty or the budget is spent, and then the loop yields.
 Why:
     The poll loop takes one raw output per replica and round, and waits up to a millisecond for every empty stage, while
     first audio is queued elsewhere (vllm-omni issue #4561). The event-driven loop does not wait, but has a task and a

@@ -140,7 +140,8 @@ class Drain:
         try:
             self._line.append(replica)
             self._wakeup.wake()
-            if replica.may_go_early(item):
+            # Not without text of the first stage, where that may be the one that sends first audio (0.32's Qwen3-TTS).
+            if self._orchestrator.stage_pools[0].final_output and replica.may_go_early(item):
                 replica.early += 1
                 self._early.append(replica)
             self._report_backlog()
