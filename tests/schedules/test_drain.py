@@ -122,8 +122,8 @@ class Judged(World):
         engine, stage = notes[0].engine, self.shape.stages[notes[0].stage]
         others = [other for other in self.waiting() if other.number < notes[0].number and other.engine is not engine]
         early = [other for other in others if _is_watched(other.engine)]  # an unavailable one keeps what it sent
-        may = stage.final_output and not any(note.ends or note.error for note in notes)
-        may = may and notes[0].stage and self.shape.stages[0].final_output
+        seen = notes[0].stage > 0 and self.shape.stages[0].final_output and stage.final_output
+        may = seen and not any(note.ends or note.error for note in notes)
         if early and (not may or (self.was_early and all(each.works for each in chain(*self.engines)))):
             self.wrong.append(f"{notes} overtake {early}")
         self.was_early = bool(early)
