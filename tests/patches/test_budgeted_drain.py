@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,8 @@ from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, tex
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import plain, sequences
 from tests.patches.drive import before_processing, only, run, switched_on
+from tests.patches.drive import silent as silent_logs
+from tests.patches.lines import InjectedError
 from tests.patches.test_queue_metrics import DRAIN, TALKER, filled
 
 pytestmark = pytest.mark.upstream
@@ -45,6 +48,30 @@ def test_audio_takes_turns_with_what_arrived_earlier(recorder: Any) -> None:
     with switched_on():
         run(pipeline, lambda _: pipeline.do(arrive))
     assert [stage for stage, _, _ in recorder.of("dequeued")] == [2, 0, 2, 0, 0, 0, 2, 2]
+
+
+def test_nothing_overtakes_an_arrival_without_a_place() -> None:
+    """After a failed arrival later ones get no place, so that a request's end waits for what came before it."""
+    from omni_fastpath.patches.budgeted_drain.drain import Drain
+
+    class Broken(deque[Any]):
+        def append(self, _replica: Any) -> None:
+            raise InjectedError
+
+    pipeline, stages = Pipeline(), list[int]()
+    pipeline.add_request("one")
+    before_processing(pipeline, lambda stage, _: stages.append(stage))
+
+    def arrive() -> None:
+        (drain,) = Drain.running
+        drain._line = Broken()
+        pipeline.replicas[0][0].outputs_queue.put_nowait(batch(text("one", 1, finish=FinishReason.STOP)))
+        drain._line = deque()
+        pipeline.replicas[2][0].outputs_queue.put_nowait(batch(audio("one", 0.1, finish=FinishReason.STOP)))
+
+    with silent_logs(), switched_on():
+        run(pipeline, lambda _: pipeline.do(arrive))
+    assert stages == [0, 2]
 
 
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,10 +135,12 @@ class Drain:
     def _arrived(self, replica: QueuedReplica, item: Any) -> None:
         """Notice a put. Never raises, because vLLM's reader would take an exception for a failure of the engine.
 
-        The place comes first, so that whatever fails afterwards, the line has everything that arrived, in order.
+        The place comes first, so that whatever fails afterwards, the line has everything that arrived, in order. After
+        a failure nothing gets a place, so that all with a place arrived before all without one.
         """
         try:
-            self._line.append(replica)
+            if not self._patch.has_failed:
+                self._line.append(replica)
             self._wakeup.wake()
             # Not without text of the first stage, where that may be the one that sends first audio (0.32's Qwen3-TTS).
             if self._orchestrator.stage_pools[0].final_output and replica.may_go_early(item):
