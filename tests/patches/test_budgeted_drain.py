@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+from collections import OrderedDict
 from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
@@ -54,8 +54,8 @@ def test_nothing_overtakes_an_arrival_without_a_place() -> None:
     """After a failed arrival later ones get no place, so that a request's end waits for what came before it."""
     from omni_fastpath.patches.budgeted_drain.drain import Drain
 
-    class Broken(deque[Any]):
-        def append(self, _replica: Any) -> None:
+    class Broken(OrderedDict[int, Any]):
+        def __setitem__(self, _place: int, _replica: Any) -> None:
             raise InjectedError
 
     pipeline, stages = Pipeline(), list[int]()
@@ -66,7 +66,7 @@ def test_nothing_overtakes_an_arrival_without_a_place() -> None:
         (drain,) = Drain.running
         drain._line = Broken()
         pipeline.replicas[0][0].outputs_queue.put_nowait(batch(text("one", 1, finish=FinishReason.STOP)))
-        drain._line = deque()
+        drain._line = OrderedDict()
         pipeline.replicas[2][0].outputs_queue.put_nowait(batch(audio("one", 0.1, finish=FinishReason.STOP)))
 
     with silent_logs(), switched_on():

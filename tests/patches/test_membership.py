@@ -65,4 +65,4 @@ async def test_a_replica_that_is_marked_unavailable_leaves(is_covered: bool) -> 
     pool._unavailable_replicas.clear()
     found._refresh(2)
     queue.put_nowait("more")
-    assert [each.client for each in found._line] == [client] * queue.qsize() == [client] * 2
+    assert [each.client for each in found._line.values()] == [client] * queue.qsize() == [client] * 2

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
@@ -56,19 +57,15 @@ class Drain:
     """The running loops of this process. It is replaced and never changed, because other threads read it."""
 
     def __init__(self, orchestrator: Any, patch: PatchState) -> None:
-        self._orchestrator = orchestrator
-        self._patch = patch
-        self._counters = patch.counters
-        self._max_items = patch.options.max_items
-        self._max_time_ns = patch.options.max_time_us * 1000
+        self._orchestrator, self._patch = orchestrator, patch
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
-        self._monitor = orchestrator._orch_monitor
         # What upstream's event-driven loop reports its queued raw outputs to, from 0.30 on.
-        gauge = getattr(self._monitor, "set_dispatch_queue_size", None)
+        gauge = getattr(orchestrator._orch_monitor, "set_dispatch_queue_size", None)
         self._gauge = gauge if orchestrator._event_driven_orch else None
         self._wakeup = Wakeup()
-        self._line: deque[Replica] = deque()
-        self._early: deque[Replica] = deque()  # whose turn comes before their place
+        self._line: OrderedDict[int, Replica] = OrderedDict()  # by number of arrival
+        self._early: deque[int] = deque()  # the places whose turn comes early
+        self._numbers = count()
         self._is_lines_turn = True
         self._replicas: dict[Slot, Replica] = {}
         self._polled: list[Replica] = []
@@ -118,7 +115,7 @@ class Drain:
                 if self._polled and now_ns >= self._poll_ns:
                     self._queue_polls(now_ns)
                 items = await self._pass() if self._line else 0
-                self._monitor.note_loop(idle=not items)
+                self._orchestrator._orch_monitor.note_loop(idle=not items)
                 if self._line or items:
                     await self._wakeup.yield_turns()
                 elif not self._shutdown.is_set() and not self._is_stale:
@@ -139,13 +136,14 @@ class Drain:
         a failure nothing gets a place, so that all with a place arrived before all without one.
         """
         try:
+            number = next(self._numbers)
             if not self._patch.has_failed:
-                self._line.append(replica)
+                self._line[number] = replica
             self._wakeup.wake()
             # Not without text of the first stage, where that may be the one that sends first audio (0.32's Qwen3-TTS).
             if self._orchestrator.stage_pools[0].final_output and replica.may_go_early(item):
                 replica.early += 1
-                self._early.append(replica)
+                self._early.append(number)
             self._report_backlog()
         except Exception as error:
             self._patch.fail("noticing an arrival", error)
@@ -161,7 +159,7 @@ class Drain:
         for replica in self._polled:
             if not replica.is_in_line:
                 replica.is_in_line = True
-                self._line.append(replica)
+                self._line[next(self._numbers)] = replica
 
     def attached(self) -> None:
         """Note that a client was attached. May be called on any thread."""
@@ -191,41 +189,44 @@ class Drain:
         line, items, ended = self._line, 0, ""
         began_ns = now_ns = perf_counter_ns()
         while line and not ended:
-            if items >= self._max_items:
+            if items >= self._patch.options.max_items:
                 ended = "items"
-            elif now_ns - began_ns >= self._max_time_ns:
+            elif now_ns - began_ns >= self._patch.options.max_time_us * 1000:
                 ended = "time"
             elif self._is_over():
                 ended = "over"
             else:
                 self._is_lines_turn = not (self._is_lines_turn and self._early)
-                items += await self._take((line if self._is_lines_turn else self._early)[0])
+                items += await self._take(next(iter(line if self._is_lines_turn else self._early)))
                 now_ns = perf_counter_ns()
         if items:
             ended = ended or "empty"
-            self._counters["items"] += items
+            self._patch.counters["items"] += items
             if ended != "over":
-                self._counters[f"ended_{ended}"] += 1
+                self._patch.counters[f"ended_{ended}"] += 1
             if self._on_pass_end is not None:
                 self._on_pass_end(report=PassReport(items, ended, len(line), (now_ns - began_ns) / 1000))
         self._report_backlog()
         return items
 
-    async def _take(self, replica: Replica) -> bool:
-        """Take the next raw output of a replica that has a place in the line, and run all of upstream's handling on it.
+    async def _take(self, place: int) -> bool:
+        """Take the raw output of a place in the line, and run all of upstream's handling on it.
 
         Returns:
             Whether there was one. An exception that was handled counts.
         """
+        replica = self._line[place]
         replica.is_in_line = False
         if replica.early:
             replica.early -= 1
-            self._early.remove(replica)
-        self._line.remove(replica)  # if an exception follows, the raw output is still queued, for upstream's loop
+            self._early.remove(place)
         if replica.is_gone():
+            del self._line[place]
             self._is_stale = True
             return False
-        self._in_hand = work = replica.work(self._orchestrator, replica)
+        work = replica.work(self._orchestrator, replica)
+        # In one line, so that after an exception each queued raw output has either a place or the work in hand.
+        self._in_hand, _ = work, self._line.pop(place)
         try:
             found = await work.take()
             if found and not isinstance(replica, QueuedReplica):
@@ -271,7 +272,7 @@ class Drain:
             interrupted: What was being handled when this patch raised its own exception. If it is upstream's, it is
                 raised again, unless it says that an engine died.
         """
-        works = [each.work(self._orchestrator, each) for each in self._line if isinstance(each, QueuedReplica)]
+        works = [each.work(self._orchestrator, each) for each in self._line.values() if isinstance(each, QueuedReplica)]
         if (in_hand := self._in_hand) is not None:
             works.insert(0, in_hand)
             if isinstance(interrupted, EngineDeadError):
