@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections import OrderedDict
 from contextlib import ExitStack, nullcontext
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -72,6 +73,20 @@ def test_nothing_overtakes_an_arrival_without_a_place() -> None:
     with silent_logs(), switched_on():
         run(pipeline, lambda _: pipeline.do(arrive))
     assert stages == [0, 2]
+
+
+def test_nothing_overtakes_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an exception just before a raw output is taken, each queued one is still dispatched in its place."""
+    is_gone = Mock(side_effect=chain([InjectedError], repeat(False)))
+    monkeypatch.setattr("omni_fastpath.patches.budgeted_drain.replicas.Replica.is_gone", is_gone)
+    pipeline, stages = Pipeline(), list[int]()
+    pipeline.add_request("one")
+    before_processing(pipeline, lambda stage, _: stages.append(stage))
+    pipeline.put(0, batch(text("one", 1)), batch(text("one", 2, finish=FinishReason.STOP)))
+    pipeline.put(2, batch(audio("one", 0.1, finish=FinishReason.STOP)))
+    with silent_logs(), switched_on():
+        run(pipeline)
+    assert stages == [0, 0, 2]
 
 
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
