@@ -22,7 +22,6 @@ from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, tex
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import plain, sequences
 from tests.patches.drive import before_processing, only, run, switched_on
-from tests.patches.drive import silent as silent_logs
 from tests.patches.lines import InjectedError
 from tests.patches.test_queue_metrics import DRAIN, TALKER, filled
 
@@ -70,7 +69,7 @@ def test_nothing_overtakes_an_arrival_without_a_place() -> None:
         drain._line = OrderedDict()
         pipeline.replicas[2][0].outputs_queue.put_nowait(batch(audio("one", 0.1, finish=FinishReason.STOP)))
 
-    with silent_logs(), switched_on():
+    with switched_on():
         run(pipeline, lambda _: pipeline.do(arrive))
     assert stages == [0, 2]
 
@@ -84,7 +83,7 @@ def test_nothing_overtakes_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     before_processing(pipeline, lambda stage, _: stages.append(stage))
     pipeline.put(0, batch(text("one", 1)), batch(text("one", 2, finish=FinishReason.STOP)))
     pipeline.put(2, batch(audio("one", 0.1, finish=FinishReason.STOP)))
-    with silent_logs(), switched_on():
+    with switched_on():
         run(pipeline)
     assert stages == [0, 0, 2]
 
