@@ -19,10 +19,8 @@ test: setup lint ## before each commit, five minutes: no vLLM, each patch on the
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors ## what `make test` leaves out: other servers, real runners, faults, packaging, other Pythons and releases; 25 minutes
-	$(PYTEST) -m more
-	$(PYTEST) -m "not more" --traced tests/patches
-	@$(MAKE) --no-print-directory pythons
+test-more: setup ## what `make test` leaves out: other servers, real runners, faults, packaging, other Pythons and releases; 25 minutes
+	@bash scripts/pythons.sh $(PYTEST) -m more --traced
 	@$(MAKE) --no-print-directory matrix
 
 lint: setup
@@ -40,7 +38,7 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, and on Python 3.10 if it is here, without vLLM; a minute
 	@bash scripts/without_vllm.sh $${PYTHON:-$$(scripts/python.sh python3.10 || echo python3.11)} floors
 
-pythons: ## on 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers; five minutes
+pythons: ## floors, on 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers; five minutes
 	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires

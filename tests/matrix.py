@@ -2,28 +2,31 @@
 
 Of each release the tests that are marked ``every_release`` run, in processes whose ``PYTHONPATH`` begins with that
 release's packages (`benchmarks.rigs.overlays`), then has our wheel, then a copy of the tests without the package beside
-them.
+them. Two releases are tested at the same time, each in one process of pytest, because each further one imports upstream
+again. What they say is printed when they have ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.arm import clean
 from omni_fastpath.patches import PATCHES
 
 MARKER = "every_release"
-PROCESSES = "2"
 IMPORTED = """
-import sys, omni_fastpath, vllm_omni
+import omni_fastpath
 from omni_fastpath.releases import vllm_omni_release
 print(omni_fastpath.__file__, vllm_omni_release().version)
 """
@@ -51,8 +54,8 @@ def marked(tests: Path) -> list[str]:
     return [str(path.relative_to(tests)) for path in files if f"mark.{MARKER}" in path.read_text(encoding="utf-8")]
 
 
-def run(release: str, site: Path, tests: Path) -> bool:
-    """Run the tests on a release, whatever it prints; whether they passed.
+def run(release: str, site: Path, tests: Path, processes: str) -> bool:
+    """Run the tests on a release and print what they say; whether they passed.
 
     Raises:
         RuntimeError: The release cannot be had, or another one or another package of ours is imported.
@@ -66,9 +69,13 @@ def run(release: str, site: Path, tests: Path) -> bool:
     ours, found = said.splitlines()[-1].split()
     if not Path(ours).is_relative_to(site) or found != release:
         raise RuntimeError(f"on {release} the processes import {ours} and vLLM-Omni {found}")
-    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER]
-    pytest += ["-n", PROCESSES, "--dist", "loadfile", "--no-loadscope-reorder", *marked(tests)]
-    return subprocess.run(pytest, env=environment, cwd=tests, check=False).returncode == 0
+    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER, "-n", processes]
+    pytest += ["--dist", "loadfile", "--no-loadscope-reorder", *marked(tests)]
+    print(f"matrix: vLLM-Omni {release} begins", flush=True)  # noqa: T201
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+    done = subprocess.run(pytest, env=environment, cwd=tests, check=False, **given)
+    print(f"matrix: vLLM-Omni {release}", done.stdout, sep="\n", flush=True)  # noqa: T201
+    return done.returncode == 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,15 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"{', '.join(others)} unless given")
     releases = parser.parse_args(argv).releases or others
-    results = {}
-    with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
-        site, tests = build(Path(folder))
-        for release in releases:
-            print(f"matrix: vLLM-Omni {release}", flush=True)  # noqa: T201
-            results[release] = run(release, site, tests)
-    for release, passed in results.items():
-        print(f"matrix: {release} {'passed' if passed else 'FAILED'}")  # noqa: T201
-    return int(not all(results.values()))
+    given = "0" if len(releases) > 1 else "2"  # processes of xdist
+    with tempfile.TemporaryDirectory(prefix="matrix-") as folder, ThreadPoolExecutor(2) as pool:
+        passed = list(pool.map(run, releases, *map(itertools.repeat, (*build(Path(folder)), given))))
+    for release, each in zip(releases, passed, strict=True):
+        print(f"matrix: {release} {'passed' if each else 'FAILED'}")  # noqa: T201
+    return int(not all(passed))
 
 
 if __name__ == "__main__":
