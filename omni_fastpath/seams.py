@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from omni_fastpath.declare import Add, AnySeam, Relies, Replace, Seam, Wrap
@@ -207,7 +207,7 @@ def is_inside(ours: Any, raw: Any, deep: int = 6) -> bool:
     """Whether an object calls ``ours``, as far as its wrappers and closures show."""
     raw = getattr(raw, "__func__", raw)
     cells = getattr(raw, "__closure__", None) or ()
-    inner = [getattr(raw, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
+    inner = [getattr(raw, "__wrapped__", None), *(cell.cell_contents for cell in cells if cell != CellType())]
     return raw is ours or (deep > 0 and any(is_inside(ours, each, deep - 1) for each in inner))
 
 

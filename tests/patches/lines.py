@@ -47,7 +47,7 @@ ENTRIES = frozenset(
 WHOLE = frozenset({".wrapped_loop", ".wrapped_add_client", "Drain.run", "Drain._arrived"})
 """Functions that are left out with their ``try`` and ``with``: the drain notices their exceptions when it wakes."""
 
-UNBROKEN = frozenset({"wrapped_loop", "Drain._step_aside", "Replica.leave"})
+UNBROKEN = frozenset({"wrapped_loop", "Drain._hand_over", "Replica.leave"})
 """What begins before a patch serves, or runs after an exception: not broken, and neither is what they call."""
 
 Line = tuple[str, int]

@@ -44,8 +44,7 @@ def _run() -> None:
     global _thread  # noqa: PLW0603 - as above
     with _patch.guard("removing what ended requests left"):
         took_s = 0.0
-        while True:
-            _off.wait(max(EVERY_S, 100 * took_s))
+        while not _off.wait(max(EVERY_S, 100 * took_s)):
             began_s = time.thread_time()  # of this thread alone, however busy the others are
             _leftovers.remove(time.time())
             took_s = time.thread_time() - began_s

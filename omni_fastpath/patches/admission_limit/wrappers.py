@@ -42,8 +42,9 @@ def _open(state: Any) -> None:
         warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
     if limit is None:
         _patch.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
-        return
-    _places.open(limit, state.engine_client.request_states)
+    else:
+        _patch.report(State.APPLIED, "")
+    _places.open(limit, () if limit is None else state.engine_client.request_states)
 
 
 # ---- A connection ----

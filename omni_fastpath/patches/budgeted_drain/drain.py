@@ -100,7 +100,7 @@ class Drain:
             for replica in self._replicas.values():
                 replica.leave()
         if self._patch.has_failed and not self._shutdown.is_set():
-            await self._step_aside(interrupted)
+            await self._hand_over(interrupted)
             await upstreams_loop()
 
     async def _serve(self) -> None:
@@ -140,7 +140,7 @@ class Drain:
             if not self._patch.has_failed:
                 self._line[number] = replica
             self._wakeup.wake()
-            # Not without text of the first stage, where that may be the one that sends first audio (0.32's Qwen3-TTS).
+            # Only if users also receive the first stage's outputs. Else these may be first audio (0.32's Qwen3-TTS).
             if self._orchestrator.stage_pools[0].final_output and replica.may_go_early(item):
                 replica.early += 1
                 self._early.append(number)
@@ -265,7 +265,7 @@ class Drain:
 
     # ---- After an exception in this patch ----
 
-    async def _step_aside(self, interrupted: BaseException | None) -> None:
+    async def _hand_over(self, interrupted: BaseException | None) -> None:
         """Finish what was taken, and dispatch what has a place in the line. The rest is left to upstream's loop.
 
         Args:

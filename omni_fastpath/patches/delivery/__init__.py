@@ -11,14 +11,14 @@ Why:
     audio that no listener needs for seconds (vllm-omni issue #4561, one hop later), and a request needs a dozen turns
     of the event loop: with 64 streams it took 56 ms to reach the engine, of 213 ms to its first audio.
 Why not a hook:
-    The drain is a closure, and the queue is a janus queue that the orchestrator's thread fills.
+    The taker is a closure, and the queue is a janus queue that the orchestrator's thread fills.
 Scope:
     Event loop of the API server or of ``AsyncOmni``, both modes. Complete answers, text, errors and statistics are due
     when they arrive. A message without a request is delivered at once (an acknowledgement), or neither overtakes nor is
     overtaken (the error that ends an engine). No message waits for one that arrives more than 15 s later. Requests that
     count are POST requests for text or speech with a complete body and a valid API key, for 0.25 s at most.
 Fragility:
-    Wraps the engine's drains ("a message, or None after checking that the orchestrator lives"). The check remains
+    Wraps the engine's takers ("a message, or None after checking that the orchestrator lives"). The check remains
     upstream's. ``_put``, ``_get`` and ``_qsize`` of the janus queue are overridden. After an error messages are put
     back into its ``deque``. Another kind of queue is left to upstream. Seconds of audio are computed by upstream's
     functions. Where these find no sample rate, audio is due when it arrives.
@@ -55,7 +55,7 @@ _EVERYWHERE = (
 
 
 def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
-    """The seams of a release with a drain of poll mode and one of event-driven mode."""
+    """The seams of a release with a taker of poll mode and one of event-driven mode."""
     return (
         Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_next"),
         Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_next"),

@@ -19,7 +19,7 @@ LONGEST_WAY_S = 0.25
 for this event loop."""
 
 TICK_S = 0.001
-"""How long a drain of the front end sleeps at a time. Rendering and tokenizing run in other threads and need the
+"""How long a taker of the front end sleeps at a time. Rendering and tokenizing run in other threads and need the
 interpreter lock, and a turn of the event loop without a sleep releases it only for an instant."""
 
 LONGEST_NS = 5_000_000
@@ -72,7 +72,7 @@ follow(_patch, _begin)
 
 
 class Pause:
-    """Lets one of the front end's drains wait while requests are on their way.
+    """Lets one of the front end's takers wait while requests are on their way.
 
     Pauses are paid from a budget that grows while outputs are delivered, up to one longest pause. So an endless stream
     of requests, served or refused, gets its share of the time and no more.

@@ -1,8 +1,7 @@
 """The wrappers of ``delivery``, and ``Delivery``, one object for each janus queue between orchestrator and front end.
 
-The wrapped functions are those with which upstream's front end takes a message, here called its drains. They run on the
-front end's event loop, and have nothing to do with ``budgeted_drain``. ``Delivery`` waits, gives the event loop turns,
-pauses, and gives the queue its order.
+The wrapped functions are those with which upstream's front end takes a message, here called its takers. They run on the
+front end's event loop. ``Delivery`` waits, gives the event loop turns, pauses, and gives the queue its order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .incoming import ON_THEIR_WAY, Pause
 from .order import Deadlines, QueuedMessages
 
 LIVENESS_INTERVAL_S = 0.25
-"""How often a silent orchestrator is checked. Upstream's event-driven drain does it once per second. In poll mode users
+"""How often a silent orchestrator is checked. Upstream's event-driven taker does it once per second. In poll mode users
 learn of an orchestrator's death at once, and four wakes per second cost nothing."""
 
 BATCH = 8
@@ -73,7 +72,7 @@ class Delivery:
         """Wait until a message may be taken, or for a while. If it is cancelled, nothing was taken."""
         if ON_THEIR_WAY:
             await self.pause.before_output()
-        if self._left == 0:  # upstream's drain suspends only when the queue is empty
+        if self._left == 0:  # upstream's taker suspends only when the queue is empty
             await asyncio.sleep(0)
             self._left = BATCH
         self._left -= 1
@@ -131,7 +130,7 @@ def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
         waiter.set_result(arrived)
 
 
-# ---- The drains ----
+# ---- The takers ----
 
 
 async def wrapped_next(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -151,7 +150,7 @@ async def wrapped_next(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: A
 
 
 async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
-    """0.32's drain, which wakes by itself, after a pause for requests. It gets smaller batches."""
+    """0.32's taker, which wakes by itself, after a pause for requests. It gets smaller batches."""
     delivery = Delivery.of(instance.output_queue, wakes=False)
     if delivery is not None:
         if ON_THEIR_WAY:

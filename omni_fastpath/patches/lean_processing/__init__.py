@@ -76,6 +76,7 @@ def _seams(owner: str, intercept: str) -> tuple[AnySeam, ...]:
         *_methods(DETOKENIZER, "IncrementalDetokenizer", "update num_output_tokens get_next_output_text"),
         *_methods(DETOKENIZER, "BaseIncrementalDetokenizer", "update get_next_output_text"),
         *_methods(DETOKENIZER, "SlowIncrementalDetokenizer", "num_output_tokens"),
+        *(Relies("vllm.outputs", name) for name in ("CompletionOutput", "RequestOutput.__init__")),
     )
 
 

@@ -38,7 +38,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
             record = self._native_text_metrics_by_request.get(req_state.external_req_id)
             given = (req_state, entry, stamp, statistics)
             if record is not None and not _patch.has_failed and _is_step(*given, record):
-                return _count(*given, record)
+                return _count_step(*given, record)
         except Exception as error:
             _patch.fail("counting a step", error)
         return super()._update_stats_from_output(req_state, entry, stamp, statistics)
@@ -65,7 +65,7 @@ def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, recor
     )
 
 
-def _count(state: Any, entry: Any, stamp: Any, statistics: Any, record: dict[str, Any]) -> None:
+def _count_step(state: Any, entry: Any, stamp: Any, statistics: Any, record: dict[str, Any]) -> None:
     """Count a step as upstream does, or nothing of it if that fails."""
     native, samples, latencies = state.native_text_stats, record["vllm_itls_ms"], statistics.inter_token_latencies_iter
     tokens, reported = len(entry.new_token_ids), entry.num_generation_tokens
