@@ -17,10 +17,10 @@ parity: setup ## the same answers: requests of every kind to real stage engines,
 
 test: setup lint ## before each commit, five minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
-	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
 test-more: setup ## what `make test` leaves out: other servers, real runners, faults, packaging, other Pythons and releases; 25 minutes
 	@bash scripts/pythons.sh $(PYTEST) -m more --traced
+	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 	@$(MAKE) --no-print-directory matrix
 
 lint: setup

@@ -9,7 +9,6 @@ again. What they say is printed when they have ended.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.arm import clean
@@ -26,9 +24,8 @@ from omni_fastpath.patches import PATCHES
 
 MARKER = "every_release"
 IMPORTED = """
-import omni_fastpath
-from omni_fastpath.releases import vllm_omni_release
-print(omni_fastpath.__file__, vllm_omni_release().version)
+from omni_fastpath.releases import __file__, vllm_omni_release
+print(__file__, vllm_omni_release().version)
 """
 
 
@@ -54,7 +51,7 @@ def marked(tests: Path) -> list[str]:
     return [str(path.relative_to(tests)) for path in files if f"mark.{MARKER}" in path.read_text(encoding="utf-8")]
 
 
-def run(release: str, site: Path, tests: Path, processes: str) -> bool:
+def run(release: str, site: Path, tests: Path) -> bool:
     """Run the tests on a release and print what they say; whether they passed.
 
     Raises:
@@ -69,12 +66,9 @@ def run(release: str, site: Path, tests: Path, processes: str) -> bool:
     ours, found = said.splitlines()[-1].split()
     if not Path(ours).is_relative_to(site) or found != release:
         raise RuntimeError(f"on {release} the processes import {ours} and vLLM-Omni {found}")
-    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER, "-n", processes]
-    pytest += ["--dist", "loadfile", "--no-loadscope-reorder", *marked(tests)]
-    print(f"matrix: vLLM-Omni {release} begins", flush=True)  # noqa: T201
-    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
-    done = subprocess.run(pytest, env=environment, cwd=tests, check=False, **given)
-    print(f"matrix: vLLM-Omni {release}", done.stdout, sep="\n", flush=True)  # noqa: T201
+    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER, *marked(tests)]
+    done = subprocess.run(pytest, env=environment, cwd=tests, check=False, capture_output=True, errors="replace")
+    print(f"matrix: vLLM-Omni {release}", done.stdout, done.stderr, sep="\n", flush=True)  # noqa: T201
     return done.returncode == 0
 
 
@@ -85,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"{', '.join(others)} unless given")
     releases = parser.parse_args(argv).releases or others
-    given = "0" if len(releases) > 1 else "2"  # processes of xdist
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder, ThreadPoolExecutor(2) as pool:
-        passed = list(pool.map(run, releases, *map(itertools.repeat, (*build(Path(folder)), given))))
+        site, tests = build(Path(folder))
+        passed = list(pool.map(lambda release: run(release, site, tests), releases))
     for release, each in zip(releases, passed, strict=True):
         print(f"matrix: {release} {'passed' if each else 'FAILED'}")  # noqa: T201
     return int(not all(passed))

@@ -113,9 +113,8 @@ def test_a_run_goes_on_where_it_was_cut_off(monkeypatch: pytest.MonkeyPatch, tmp
     with (tmp_path / "r.jsonl").open("a") as file:
         file.write('{"arm": "poll", "of"')
     assert go_on({"load": LOAD}) == [4, 2]
-    assert made == ["default", "poll", "default", "default", "poll", "default"]
     assert go_on({"load": LOAD}) == [4, 2]
-    assert len(made) == 6
+    assert made == ["default", "poll", "default", "default", "poll", "default"]
     assert go_on({"load": Load(levels=(8,))}, 1) == [2, 1]
 
 

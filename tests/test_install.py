@@ -193,11 +193,13 @@ def test_undo_under_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any, ca
 
 
 def closes_over(raw: Any) -> Any:
-    """A wrapper of another package that names what it calls in its closure alone."""
+    """A wrapper of another package that names what it calls in its closure alone, beside a name without a value."""
+    empty = None
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return raw(*args, **kwargs)
+        return raw(*args, **kwargs) or empty
 
+    del empty
     return wrapper
 
 

@@ -324,14 +324,16 @@ async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatc
     monkeypatch.setattr(wrappers, "warn_once", said.append)
     served.go.set()
     await served.start(100, limit=None, tokens=7)
-    lifespan = {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
-    await served._serve(*lifespan)
+    await served._serve({"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     entry = LEDGER.named("admission_limit")
     assert entry.state is State.NOT_APPLICABLE
     assert "--max-num-queued-reqs" in entry.reason
     assert (await served.ask(CHAT, ONE))[0] == 200
     assert _counters() == (0, 0, 0)
     assert ["tokens has no effect" in line for line in said] == [True]
+    wrappers._places.open(1)  # what an application before it was started with
+    wrappers._open(SimpleNamespace())
+    assert wrappers._places.limit is None
 
 
 async def test_a_handler_that_raises_gives_its_places_back(served: Served) -> None:

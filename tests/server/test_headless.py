@@ -65,7 +65,6 @@ def test_headless_stages_serve_and_one_more_attaches(server: Callable[..., Any],
         while len(told := talkers(head)) < 2 or not all(each["counters"]["multimodal_outputs"] for each in told):
             assert time.monotonic() < deadline, json.dumps(told)
             assert differences(run_closed_loop(head.url, requests, 4), first) == []
-            time.sleep(2)  # the start of the other one needs the processor
         headless_ones = all_states(head, "headless")
     assert len(headless_ones) == 3
     assert {entry["state"] for states in headless_ones for entry in states.values()} <= {"not_applicable", "off"}
