@@ -37,8 +37,8 @@ if scripts/python.sh python3.12 >/dev/null; then
     setup=$!
 fi
 {
-    run_on "$floors floors" bash scripts/without_vllm.sh "python$floors" floors
-    run_on 3.13 bash scripts/without_vllm.sh python3.13 newest
+    run_on "$floors floors" nice -n 5 bash scripts/without_vllm.sh "python$floors" floors
+    run_on 3.13 nice -n 5 bash scripts/without_vllm.sh python3.13 newest
 } >"$said" 2>&1 &
 without_vllm=$!
 (($# == 0)) || "$@" || exit

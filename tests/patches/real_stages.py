@@ -36,8 +36,8 @@ from omni_fastpath.declare import Process
 from tests.patches.drive import only
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy/qwen3_omni_tiny.yaml"
-PATIENCE_S = 60.0
-"""A run takes a second or two."""
+PATIENCE_S = 200.0
+"""A run takes a second or two, on a busy machine a minute."""
 
 THINKER = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 32, "async_scheduling": True}
 """In bfloat16 a batch of another size rounds otherwise, and two near logits may change places."""

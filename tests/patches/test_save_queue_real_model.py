@@ -10,7 +10,7 @@ import pytest
 from benchmarks.rigs.server import OFFLINE
 from tests.fakes.processes import process
 
-pytestmark = [pytest.mark.upstream, pytest.mark.more, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.upstream, pytest.mark.more, pytest.mark.timeout(600)]
 
 
 def test_held_streams_come_out_as_without_the_patch(tmp_path: Path) -> None:
