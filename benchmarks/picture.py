@@ -25,13 +25,18 @@ from benchmarks.server.report import judged, median_of, unfit_starts
 
 OURS, LIMIT = "default", "limit"
 LINES: Mapping[str, tuple[str, str, str]] = {
-    "poll": ("stock, poll loop", "#d1730f", ""),
-    "event": ("stock, event-driven loop", "#8250df", ""),
+    "poll": ("vLLM-Omni, poll loop", "#d1730f", ""),
+    "event": ("vLLM-Omni, event-driven loop", "#8250df", ""),
     OURS: ("omni-fastpath", "#1a7f37", ""),
     LIMIT: ("what the GPUs allow", "#8c959f", "5 4"),
 }
 """Name, colour and dashes of each line."""
-MARKS = {True: "shown better than both of stock's loops, six starts each", False: "not shown better than both"}
+MARKS: Mapping[str, tuple[str, str]] = {
+    "better": ("better than both of these loops (six starts)", "#1a7f37"),
+    "": ("not shown better", ""),
+    "worse": ("worse than one of them", "#cf222e"),
+}
+"""What a point of omni-fastpath says by its verdict, and its filling."""
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1f2328}.s{font-size:11px;fill:#59636e}.b{font-weight:600}"
     ".g{stroke:#d1d9e0}.f{fill:#fff}"
@@ -67,11 +72,12 @@ TITLES: Mapping[Kind, str] = {"audio": "text and audio", "text": "text alone"}
 
 
 class Rung(NamedTuple):
-    """One level of one load: the starts by arm, and which figures are better than each loop of stock."""
+    """One level of one load: the starts by arm, and figures better than each loop of stock, or worse than one."""
 
     starts: Mapping[str, Sequence[Start]]
     limit: Mapping[str, float]
     better: frozenset[str]
+    worse: frozenset[str]
     is_fit: bool
 
 
@@ -91,12 +97,15 @@ def read(names: Sequence[str]) -> dict[Kind, dict[float, Rung]]:
 
 
 def _rung(load: Load, level: float, arms: Mapping[str, Sequence[Start]]) -> Rung:
-    rows, better = judged(load, level, arms), set(Figure)
+    rows, better, worse = judged(load, level, arms), set(Figure), set[Figure]()
     given = {arm: [start["figures"] for start in starts] for arm, starts in arms.items()}
     for stock in STOCK if OURS in arms else ():
         said = judge(given[stock], given[OURS], rows) if stock in arms else {}
-        better &= {name for (_, name), row in rows.items() if str(said.get(row.name, "")).startswith("better")}
-    return Rung(arms, figures(load.limit(level)), frozenset(better), not unfit_starts(arms, level))
+        words = {name: str(said.get(row.name, "")) for (_, name), row in rows.items()}
+        better &= {name for name, word in words.items() if word.startswith("better")}
+        worse |= {name for name, word in words.items() if word.startswith("worse")}
+    is_fit = not unfit_starts(arms, level)
+    return Rung(arms, figures(load.limit(level)), frozenset(better), frozenset(worse), is_fit)
 
 
 def draw(found: Mapping[Kind, Mapping[float, Rung]]) -> Iterator[str]:
@@ -108,9 +117,9 @@ def draw(found: Mapping[Kind, Mapping[float, Rung]]) -> Iterator[str]:
         x = LEFT + place * 215
         yield f'<path d="M{x} 14h24" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
         yield f'<text x="{x + 30}" y="18">{escape(name)}</text>'
-    for place, (filled, said) in enumerate(MARKS.items()):
-        x = LEFT + place * 430
-        yield f'{_mark(x + 12, 36, is_filled=filled)}<text x="{x + 30}" y="40">{said}</text>'
+    for place, (verdict, (said, _)) in enumerate(MARKS.items()):
+        x = LEFT + (0, 330, 545)[place]
+        yield f'{_mark(x + 12, 36, verdict)}<text x="{x + 30}" y="40">{said}</text>'
     for row, panels in enumerate(PANELS):
         for column, panel in enumerate(panels):
             at = column * (WIDTH + LEFT + GAP_X) + LEFT, LEGEND + TOP + row * (HEIGHT + TOP + GAP_Y)
@@ -141,6 +150,8 @@ def _panel(panel: Panel, rungs: Mapping[float, Rung]) -> Iterator[str]:
         return round(HEIGHT * (1 - share), 1)
 
     yield f'<text class="b" y="-10">{panel.title}</text><text class="s" y="-24">{TITLES[panel.kind]}</text>'
+    if panel.is_log:
+        yield f'<text class="s" x="{WIDTH}" y="-24" text-anchor="end">log axis</text>'
     for value in _ticks(low, high, is_log=panel.is_log):
         yield f'<path class="g" d="M0 {y(value)}h{WIDTH}"/>'
         label = f"{value:g}" if not panel.is_log else f"{value:g} ms" if value < 1000 else f"{value / 1000:g} s"
@@ -154,13 +165,15 @@ def _panel(panel: Panel, rungs: Mapping[float, Rung]) -> Iterator[str]:
         if path:
             yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
     for level, value in lines[OURS].items():
-        if rungs[level].is_fit and not math.isnan(value):
-            yield _mark(x(level), y(value), is_filled=panel.figure in rungs[level].better)
+        rung = rungs[level]
+        if rung.is_fit and not math.isnan(value):
+            verdict = "better" if panel.figure in rung.better else "worse" if panel.figure in rung.worse else ""
+            yield _mark(x(level), y(value), verdict)
 
 
-def _mark(x: float, y: float, *, is_filled: bool) -> str:
-    colour = LINES[OURS][1]
-    filled = f'fill="{colour}"' if is_filled else 'class="f"'
+def _mark(x: float, y: float, verdict: str) -> str:
+    colour = MARKS[verdict][1] if verdict else LINES[OURS][1]
+    filled = f'fill="{colour}"' if verdict else 'class="f"'
     return f'<circle cx="{x}" cy="{y}" r="4.5" {filled} stroke="{colour}" stroke-width="2"/>'
 
 
