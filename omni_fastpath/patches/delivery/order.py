@@ -81,7 +81,7 @@ DeadlineOf = Callable[[Any], tuple[str | None, float]]
 
 
 class QueuedMessages:
-    """Queued messages of one engine. All methods are called on the front end's event loop.
+    """Queued messages of one engine. The front end's event loop calls ``collect`` and ``take``.
 
     The messages are in one dictionary, by number of arrival. All other structures only refer to it, so that after an
     error the dictionary is enough to return the messages.
@@ -139,7 +139,7 @@ class QueuedMessages:
         return self.queued.pop(number)
 
     def give_back(self) -> None:
-        """Return all to where they arrived, in order, in front of what arrived since, and take no more.
+        """Return all to where they arrived, in order, in front of what arrived since, and take no more. On any thread.
 
         If it raises, each message is here or there, and the next call continues.
         """
