@@ -197,7 +197,7 @@ def closes_over(raw: Any) -> Any:
     empty = None
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return raw(*args, **kwargs) or empty
+        return raw(*args, **kwargs) or empty  # noqa: F821
 
     del empty
     return wrapper
