@@ -124,5 +124,5 @@ def test_all_patches_together_and_off_again() -> None:
         uninstall(patch)
     assert_holds(own)
     assert ours_anywhere() == set()
-    # 0.32 does one of them itself, and 0.28 has no use for another.
+    # 0.32 does some of them itself, and 0.28 has no use for another.
     assert {entry.state for entry in LEDGER} <= {State.OFF, State.SUPERSEDED, State.NOT_APPLICABLE}

@@ -29,12 +29,9 @@ def entry(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def engine_of(is_alive: Callable[[], bool] = lambda: True) -> Any:
-    """Upstream's engine without stages; *is_alive* says whether its orchestrator lives. 0.32's waits by itself."""
-    from benchmarks.rigs import upstream
+    """Upstream's engine without stages; *is_alive* says whether its orchestrator lives."""
     from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
-    if hasattr(upstream.OmniEngineBase, "get_outputs_async"):
-        pytest.skip("upstream's front end waits on its event loop")
     return front_end(without_orchestrator(is_alive), {}, event_driven=False).engine
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
 
 BASE = "vllm_omni.engine.omni_engine_base"
 
@@ -45,23 +45,17 @@ class DeliveryOptions(Options):
     requests_first: bool = Field(default=True, description="pause outputs while a request is on its way in")
 
 
-_EVERYWHERE = (
-    *(Relies("vllm_omni.metrics.utils", name) for name in ("iter_mm_outputs", "count_audio_frames")),
-    Relies("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
-    *(Relies("vllm_omni.engine.messages", name) for name in ("OutputMessage", "ErrorMessage")),
-    *(Relies("janus", f"Queue.{name}") for name in ("_put", "_get", "_qsize")),
-)
-"""With what messages and their audio are read, and what is overridden."""
-
-
-def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
-    """The seams of a release with a taker of poll mode and one of event-driven mode."""
+def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
+    """The takers of both modes, with what messages and their audio are read, and what is overridden."""
     return (
         Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_next"),
         Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_next"),
         Relies(module, owner),
         Relies(module, f"{owner}.is_alive"),
-        *_EVERYWHERE,
+        *(Relies("vllm_omni.metrics.utils", name) for name in ("iter_mm_outputs", "count_audio_frames")),
+        Relies("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
+        *(Relies("vllm_omni.engine.messages", name) for name in ("OutputMessage", "ErrorMessage")),
+        *(Relies("janus", f"Queue.{name}") for name in ("_put", "_get", "_qsize")),
     )
 
 
@@ -83,17 +77,14 @@ PATCH = Patch(
     brings=("connections",),
     formerly={old: f"{old} is part of delivery since 0.4; set delivery{key} instead" for old, key in _FORMERLY.items()},
     rows=(
-        Fit(releases=("0.28.0",), seams=_one_by_one("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
-        Fit(releases=("0.30.0",), seams=_one_by_one(BASE, "OmniEngineBase")),
-        Fit(
+        Fit(releases=("0.28.0",), seams=_seams("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
+        Fit(releases=("0.30.0",), seams=_seams(BASE, "OmniEngineBase")),
+        Row(
             releases=("0.32.0rc1",),
             preview=True,
-            note="upstream's front end waits on its event loop by itself, so only order and pauses are the patch's",
-            seams=(
-                Wrap(BASE, "OmniEngineBase.get_outputs_async", wrapper="wrapped_get_outputs_async"),
-                Relies(BASE, "OmniEngineBase"),
-                *_EVERYWHERE,
-            ),
+            state=State.SUPERSEDED,
+            note="the front end waits on its event loop, and an order or pauses of it bring nothing more there",
+            seams=(Relies(BASE, "OmniEngineBase.get_outputs_async"),),
         ),
     ),
 )

@@ -28,9 +28,8 @@ LIVENESS_INTERVAL_S = 0.25
 learn of an orchestrator's death at once, and four wakes per second cost nothing."""
 
 BATCH = 8
-"""Messages between two turns of the event loop, and messages that 0.32's front end gets at a time. A turn costs some
-50 µs if the orchestrator waits for the interpreter lock, and a turn after each message cost a fifth of the throughput.
-"""
+"""Messages between two turns of the event loop. A turn costs some 50 µs if the orchestrator waits for the interpreter
+lock, and a turn after each message cost a fifth of the throughput."""
 
 _ATTRIBUTE = "_omni_fastpath_delivery"
 _patch = state_of("delivery")
@@ -41,14 +40,13 @@ class Delivery:
 
     Args:
         queue: The queue. Three of its methods are overridden, those that janus documents for other orders.
-        wakes: Whether a put wakes the front end. Else upstream does that.
 
     Attributes:
         messages: What arrived.
         pause: How long outputs wait for requests.
     """
 
-    def __init__(self, queue: Any, *, wakes: bool) -> None:
+    def __init__(self, queue: Any) -> None:
         ordered = Deadlines(HOOKS.observer("deadline"), monotonic).of if _patch.options.by_deadline else _as_arrived
         self.messages = QueuedMessages(queue._queue, ordered, _patch.counters)
         self.pause, self._queue = Pause(), queue
@@ -56,17 +54,17 @@ class Delivery:
         self._left = BATCH  # messages until the next turn of the event loop
         self._put, self._get = queue._put, queue._get
         self._put_back = [override(queue, "_qsize", self.messages.__len__), override(queue, "_get", self._take)]
-        self._put_back.append(override(queue, "_put", self._put_and_wake if wakes else self._put))
+        self._put_back.append(override(queue, "_put", self._put_and_wake))
         setattr(queue, _ATTRIBUTE, self)
         threads.note(threads.FRONT_END)
 
     @classmethod
-    def of(cls, queue: Any, *, wakes: bool = True) -> Delivery | None:
+    def of(cls, queue: Any) -> Delivery | None:
         """The one of this queue, which the first call makes. None if it is an embedder's and not a janus queue."""
         if not isinstance(queue, janus.Queue):
             return None
         found: Delivery | None = vars(queue).get(_ATTRIBUTE)
-        return cls(queue, wakes=wakes) if found is None else found
+        return cls(queue) if found is None else found
 
     async def arrival(self) -> None:
         """Wait until a message may be taken, or for a while. If it is cancelled, nothing was taken."""
@@ -147,16 +145,6 @@ async def wrapped_next(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: A
         if instance.is_alive():
             return None
     return await wrapped(*args, **kwargs)
-
-
-async def wrapped_get_outputs_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
-    """0.32's taker, which wakes by itself, after a pause for requests. It gets smaller batches."""
-    delivery = Delivery.of(instance.output_queue, wakes=False)
-    if delivery is not None:
-        if ON_THEIR_WAY:
-            await delivery.pause.before_output()
-        delivery.messages.collect()
-    return await wrapped(*args, **(kwargs if args else {"max_messages": BATCH, **kwargs}))
 
 
 def step_aside() -> None:
