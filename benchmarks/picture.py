@@ -97,7 +97,7 @@ def read(names: Sequence[str]) -> dict[Kind, dict[float, Rung]]:
 
 
 def _rung(load: Load, level: float, arms: Mapping[str, Sequence[Start]]) -> Rung:
-    rows, better, worse = judged(load, level, arms), set(Figure), set[Figure]()
+    rows, better, worse = judged(load, level, arms), set[str](Figure), set[str]()
     given = {arm: [start["figures"] for start in starts] for arm, starts in arms.items()}
     for stock in STOCK if OURS in arms else ():
         said = judge(given[stock], given[OURS], rows) if stock in arms else {}

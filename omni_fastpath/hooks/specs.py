@@ -43,8 +43,8 @@ class Specs:
     def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
         """Return the deadline of a message for a user. None means the next plugin, and finally ``deadline``.
 
-        Called on the front end's event loop, once for each message of a request when it arrives there. Not on 0.32.0rc1,
-        where ``delivery`` is superseded.
+        Called on the front end's event loop, once for each message of a request when it arrives there. Not on
+        0.32.0rc1, where ``delivery`` is superseded.
 
         Args:
             message: Upstream's message, for example its ``OutputMessage``. Read only.
