@@ -44,7 +44,7 @@ class Specs:
         """Return the deadline of a message for a user. None means the next plugin, and finally ``deadline``.
 
         Called on the front end's event loop, once for each message of a request when it arrives there. Not on
-        0.32.0rc1, where ``delivery`` is superseded.
+        0.32.0rc1, where the patch that asks is superseded.
 
         Args:
             message: Upstream's message, for example its ``OutputMessage``. Read only.
