@@ -323,15 +323,20 @@ def uninstall(patch: Patch) -> None:
 
 def look_again() -> None:
     """Report, in the patch's state, that another package has written a slot since it was installed. Raises nothing."""
-    with _lock, contextlib.suppress(Exception):
+    with _lock:
         for entry in [LEDGER.named(name) for name in _installed]:
-            since = [(slot.seam, seams.theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]
-            since = [each for each in since if each[1] is not None]
-            told = ", ".join(f"{seams.package(other)} wrapped {seam.path}" for seam, other, _ in since)
-            if any(isinstance(seam, (Wrap, Add)) and not seams.is_inside(left, other) for seam, other, left in since):
-                entry.fail("keeping its place", RuntimeError(f"since installed, {told}, without the patch inside"))
-            elif since and entry.state is State.APPLIED:
-                entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
+            with contextlib.suppress(Exception):  # of one patch, so that the others are looked at
+                _look_at(entry)
+
+
+def _look_at(entry: PatchState) -> None:
+    since = [(slot.seam, seams.theirs(slot.raw(), left), left) for slot, left in _left[entry.patch.name]]
+    since = [each for each in since if each[1] is not None]
+    told = ", ".join(f"{seams.package(other)} wrapped {seam.path}" for seam, other, _ in since)
+    if any(isinstance(seam, (Wrap, Add)) and not seams.is_inside(left, other) for seam, other, left in since):
+        entry.fail("keeping its place", RuntimeError(f"since installed, {told}, without the patch inside"))
+    elif since and entry.state is State.APPLIED:
+        entry.report(State.APPLIED, f"since installed, {told}; it does not see what this patch does itself")
 
 
 def _put_back(entry: PatchState, written: Sequence[_Written]) -> None:
