@@ -32,11 +32,11 @@ LINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Name, colour and dashes of each line."""
 MARKS: Mapping[str, tuple[str, str]] = {
-    "better": ("better than both of these loops (six starts)", "#1a7f37"),
+    "better": ("better than both of these loops (six starts)", LINES[OURS][1]),
     "": ("not shown better", ""),
     "worse": ("worse than one of them", "#cf222e"),
 }
-"""What a point of omni-fastpath says by its verdict, and its filling."""
+"""What a point of omni-fastpath says by its verdict, and the colour of its filling, if it has one."""
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1f2328}.s{font-size:11px;fill:#59636e}.b{font-weight:600}"
     ".g{stroke:#d1d9e0}.f{fill:#fff}"
@@ -172,7 +172,7 @@ def _panel(panel: Panel, rungs: Mapping[float, Rung]) -> Iterator[str]:
 
 
 def _mark(x: float, y: float, verdict: str) -> str:
-    colour = MARKS[verdict][1] if verdict else LINES[OURS][1]
+    colour = MARKS[verdict][1] or LINES[OURS][1]
     filled = f'fill="{colour}"' if verdict else 'class="f"'
     return f'<circle cx="{x}" cy="{y}" r="4.5" {filled} stroke="{colour}" stroke-width="2"/>'
 

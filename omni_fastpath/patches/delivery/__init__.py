@@ -83,7 +83,7 @@ PATCH = Patch(
             releases=("0.32.0rc1",),
             preview=True,
             state=State.SUPERSEDED,
-            note="the front end waits on its event loop, and an order or pauses of it bring nothing more there",
+            note="the front end waits on its event loop, and an order and pauses show no difference there",
             seams=(Relies(BASE, "OmniEngineBase.get_outputs_async"),),
         ),
     ),
