@@ -32,7 +32,7 @@ LINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Name, colour and dashes of each line."""
 MARKS: Mapping[str, tuple[str, str]] = {
-    "better": ("better than both of these loops (six starts)", LINES[OURS][1]),
+    "better": ("better than each of these loops (six starts)", LINES[OURS][1]),
     "": ("not shown better", ""),
     "worse": ("worse than one of them", "#cf222e"),
 }
@@ -97,10 +97,11 @@ def read(names: Sequence[str]) -> dict[Kind, dict[float, Rung]]:
 
 
 def _rung(load: Load, level: float, arms: Mapping[str, Sequence[Start]]) -> Rung:
-    rows, better, worse = judged(load, level, arms), set[str](Figure), set[str]()
+    stocks = [stock for stock in STOCK if {stock, OURS} <= arms.keys()]
+    rows, better, worse = judged(load, level, arms), set[str](Figure if stocks else ()), set[str]()
     given = {arm: [start["figures"] for start in starts] for arm, starts in arms.items()}
-    for stock in STOCK if OURS in arms else ():
-        said = judge(given[stock], given[OURS], rows) if stock in arms else {}
+    for stock in stocks:
+        said = judge(given[stock], given[OURS], rows)
         words = {name: str(said.get(row.name, "")) for (_, name), row in rows.items()}
         better &= {name for name, word in words.items() if word.startswith("better")}
         worse |= {name for name, word in words.items() if word.startswith("worse")}
@@ -113,7 +114,8 @@ def draw(found: Mapping[Kind, Mapping[float, Rung]]) -> Iterator[str]:
     width = 4 * (WIDTH + LEFT + GAP_X)
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {LEGEND + 2 * (HEIGHT + TOP + GAP_Y)}">'
     yield f"<style>{STYLE}</style>"
-    for place, (name, colour, dashes) in enumerate(LINES.values()):
+    drawn = {LIMIT, *(arm for rungs in found.values() for rung in rungs.values() for arm in rung.starts)}
+    for place, (name, colour, dashes) in enumerate(line for arm, line in LINES.items() if arm in drawn):
         x = LEFT + place * 215
         yield f'<path d="M{x} 14h24" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
         yield f'<text x="{x + 30}" y="18">{escape(name)}</text>'

@@ -3,7 +3,7 @@
 All hooks but ``on_patch_state`` and ``deadline`` are called on the orchestrator's event loop, which dispatches raw
 outputs, so the time that a hook takes delays the audio of all requests. A hook that raises anything, also
 ``SystemExit``, is reported once and its plugin is switched off. A plugin with a hook that must be awaited or iterated
-is refused.
+is refused. On 0.32.0rc1 only ``on_patch_state`` is called, because the patches that call the others are superseded.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Specs:
     def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
         """Return the deadline of a message for a user. None means the next plugin, and finally ``deadline``.
 
-        Called on the front end's event loop, once for each message of a request when it arrives there. Not on
-        0.32.0rc1, where the patch that asks is superseded.
+        Called on the front end's event loop, once for each message of a request when it arrives there.
 
         Args:
             message: Upstream's message, for example its ``OutputMessage``. Read only.

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Replace, Row, State, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
@@ -43,16 +43,15 @@ def _methods(module: str, owner: str, names: str) -> Iterator[Relies]:
     return (Relies(module, f"{owner}.{name}") for name in names.split())
 
 
-def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
+def _seams(owner: str, *more: AnySeam) -> tuple[AnySeam, ...]:
     """Return both loops and the upstream functions that they call.
 
     Args:
         owner: The orchestrator's class.
-        read: The stage pool's reading of a client.
         more: What only some releases have.
     """
     handling = "_process_llm_stage_outputs _handle_processed_outputs _finish_raw_terminal_requests"
-    polling = "poll_llm_raw_output poll_diffusion_output record_output_timestamps"
+    polling = "poll_llm_raw_output _poll_stage_raw poll_diffusion_output record_output_timestamps"
     return (
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop", wrapper="wrapped_loop"),
         Replace(ORCHESTRATOR, f"{owner}._orchestration_loop_event_driven", wrapper="wrapped_loop"),
@@ -60,7 +59,7 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         Relies(ORCHESTRATOR, owner),
         *_methods(ORCHESTRATOR, owner, f"{handling} _handle_dead_replica _absorb_diffusion_metrics"),
         Relies(STAGE_POOL, "StagePool"),
-        *_methods(STAGE_POOL, "StagePool", f"{polling} available_replica_ids is_replica_available {read}"),
+        *_methods(STAGE_POOL, "StagePool", f"{polling} available_replica_ids is_replica_available"),
         Relies(MONITOR, "OrchestratorMonitor.note_loop"),
         Relies(MONITOR, "_NullOrchestratorMonitor.note_loop"),
         Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
@@ -100,12 +99,14 @@ PATCH = Patch(
         Counter("ended_time", "passes that ended on the time budget with more queued"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=_seams("Orchestrator", "_poll_stage_raw")),
-        Fit(releases=("0.30.0",), seams=_seams("OrchestratorBase", "_poll_stage_raw", *_FROM_0_30)),
-        Fit(
+        Fit(releases=("0.28.0",), seams=_seams("Orchestrator")),
+        Fit(releases=("0.30.0",), seams=_seams("OrchestratorBase", *_FROM_0_30)),
+        Row(
             releases=("0.32.0rc1",),
             preview=True,
-            seams=_seams("OrchestratorBase", "read_llm_raw_output", *_FROM_0_30),
+            state=State.SUPERSEDED,
+            note="the event-driven loop, the default, wakes on arrival, and no difference is shown; no hook of this patch",
+            seams=(Relies(ORCHESTRATOR, "OrchestratorBase._orchestration_loop_event_driven"),),
         ),
     ),
 )

@@ -21,9 +21,6 @@ is_diffusion_start: Callable[[Any], bool] = getattr(
     vllm_omni.diffusion.data, "is_diffusion_request_started_output", lambda _output: False
 )
 
-# Upstream's reading of a client. It is given a ``Work`` as the client. The first name is that from 0.32 on.
-_read_client = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
-
 
 class Work:
     """A raw output and the remaining steps of upstream's handling.
@@ -59,12 +56,12 @@ class Work:
         return self.raw[0] is not None
 
     async def get_output_async(self) -> Any:
-        """Return the raw output as a client does, because upstream's function reads from a client."""
+        """Return the raw output as a client does, because upstream's function reads from a client (``read``)."""
         return self.raw[0]
 
     async def read(self) -> bool:
         """Unpack the raw output, and return False if upstream's rule drops it. May be repeated."""
-        if self.raw[0] is not None and await _read_client(self.replica.pool, self) is not None:
+        if self.raw[0] is not None and await StagePool._poll_stage_raw(self.replica.pool, self) is not None:
             return True
         del self.raw[0]
         return False

@@ -25,7 +25,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Add, Counter, Fit, Patch, Process, Relies
+from omni_fastpath.declare import Add, Counter, Fit, Patch, Process, Relies, Row, State
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
@@ -45,6 +45,12 @@ PATCH = Patch(
     counters=(Counter("dequeued", "raw outputs taken without waiting"),),
     rows=(
         Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
+        Row(
+            releases=("0.32.0rc1",),
+            preview=True,
+            state=State.SUPERSEDED,
+            note="the event-driven loop, the default, waits in a task of each replica",
+            seams=(Relies("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven"),),
+        ),
     ),
 )
