@@ -85,7 +85,7 @@ class AwaitedCall(Call):
         return self._result
 
 
-def guarded(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
+def guard_wrapper(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable[[Any, Any, Any], bool]) -> Wrapper:
     """A wrapper whose own errors do not reach upstream.
 
     An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result or

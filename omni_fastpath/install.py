@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from omni_fastpath import seams
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Patch, Process, Row, State, Wrap
-from omni_fastpath.guard import guarded
+from omni_fastpath.guard import guard_wrapper
 from omni_fastpath.ledger import LEDGER, PatchState, logger, warn_once
 from omni_fastpath.process_role import RefusedError, is_serve
 from omni_fastpath.releases import vllm_omni_release
@@ -361,6 +361,6 @@ def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
     what, raw = f"the wrapper of {slot.seam.qualname}", slot.raw()
-    ours = FunctionWrapper(raw, guarded(LEDGER.entry(patch), wrapper, what, seams.fits(raw)))
+    ours = FunctionWrapper(raw, guard_wrapper(LEDGER.entry(patch), wrapper, what, seams.fits(raw)))
     setattr(ours, MARK, patch.name)
     return ours

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from omni_fastpath import ledger
 from omni_fastpath.declare import Counter, Options, State
-from omni_fastpath.guard import guarded, raised_by_us
+from omni_fastpath.guard import guard_wrapper, raised_by_us
 from omni_fastpath.ledger import Ledger
 from tests.fakes.upstream import patch
 
@@ -130,7 +130,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
 def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.PatchState, Any]:
     monkeypatch.setattr(ledger, "LEDGER", Ledger())
     entry = ledger.LEDGER.entry(DRUM)
-    return entry, guarded(entry, wrapper, "the wrapper", lambda *_: True)
+    return entry, guard_wrapper(entry, wrapper, "the wrapper", lambda *_: True)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "never", "instead", "meant", "while handling"])

@@ -17,9 +17,10 @@ To add a patch ``NAME``, with ``nonblocking_dequeue`` as a small example:
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
    ``(wrapped, instance, args, kwargs)``. ``state_of("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
    and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach
-   upstream. The machinery ensures this for wrappers (``guard.guarded``). Other functions that upstream calls, such as a
-   callback or a method of a subclass, use ``PatchState.guard`` or ``PatchState.fail``. ``step_aside()``, if the module
-   has that function, releases everything that others wait for. A library that it calls is in ``guard._LIBRARIES``.
+   upstream. The machinery ensures this for wrappers (``guard.guard_wrapper``). Other functions that upstream calls,
+   such as a callback or a method of a subclass, use ``PatchState.guard`` or ``PatchState.fail``. ``step_aside()``, if
+   the module has that function, releases everything that others wait for. A library that it calls is in
+   ``guard._LIBRARIES``.
 3. This file: the import, and its place in ``PATCHES``, after the patches that it requires.
 4. ``tests/patches/test_NAME.py``: users get the same with the patch and without it. A scenario in
    ``test_errors_of_ours.py``: the same with an exception at any line of the patch.

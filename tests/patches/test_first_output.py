@@ -44,7 +44,7 @@ def guarded(name: str, patch: str = "queue_metrics") -> Any:
     if not is_installed(patch):
         return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
     module = importlib.import_module(LEDGER.named(patch).patch.wrappers)
-    return guard.guarded(LEDGER.named(patch), getattr(module, name), name, lambda *_: True)
+    return guard.guard_wrapper(LEDGER.named(patch), getattr(module, name), name, lambda *_: True)
 
 
 def answered(*, event_driven: bool = False, headers: list[tuple[bytes, bytes]] = STREAMED, takes: int = 3) -> list[Any]:

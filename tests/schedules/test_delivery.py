@@ -22,7 +22,7 @@ import torch
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage
 
 from omni_fastpath.declare import State
-from omni_fastpath.guard import guarded
+from omni_fastpath.guard import guard_wrapper
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.delivery import PATCH
 from omni_fastpath.patches.delivery.order import Deadlines, QueuedMessages
@@ -100,7 +100,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
         async def upstreams() -> Any:
             return None if source.empty() else source.get_nowait()
 
-        drain = guarded(entry, wrappers.wrapped_next, "the drain", lambda *_: True)
+        drain = guard_wrapper(entry, wrappers.wrapped_next, "the drain", lambda *_: True)
         for count in takes(schedule, source.put_nowait):
             for _ in range(count):
                 with traced("delivery", at):

@@ -105,7 +105,7 @@ PATCH = Patch(
             releases=("0.32.0rc1",),
             preview=True,
             state=State.SUPERSEDED,
-            note="the event-driven loop, the default, wakes on arrival, and no difference is shown; no hook of this patch",
+            note="the default, event-driven loop wakes on arrival; no difference is shown; the drain's hooks are off",
             seams=(Relies(ORCHESTRATOR, "OrchestratorBase._orchestration_loop_event_driven"),),
         ),
     ),

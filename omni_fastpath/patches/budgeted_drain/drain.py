@@ -32,7 +32,7 @@ from omni_fastpath.guard import raised_by_us
 from omni_fastpath.hooks import HOOKS, PassReport
 from omni_fastpath.ledger import PatchState, logger
 
-from .replicas import POLL_WAIT_S, QueuedReplica, Replica, Slot, replica_in
+from .replicas import POLL_WAIT_S, QueuedReplica, Replica, ReplicaKey, replica_in
 from .wakeup import Wakeup
 from .work import Work
 
@@ -67,7 +67,7 @@ class Drain:
         self._early: deque[int] = deque()  # the places whose turn comes early
         self._numbers = count()
         self._is_lines_turn = True
-        self._replicas: dict[Slot, Replica] = {}
+        self._replicas: dict[ReplicaKey, Replica] = {}
         self._polled: list[Replica] = []
         self._in_hand: Work | None = None
         self._is_stale = True  # whether upstream's pools must be looked at now
@@ -170,15 +170,15 @@ class Drain:
         """Look for replicas that joined or left upstream's pools."""
         self._is_stale = False  # first, because an attach on another thread may set it meanwhile
         self._refresh_ns = now_ns + REFRESH_EVERY_NS
-        for slot, replica in list(self._replicas.items()):
+        for key, replica in list(self._replicas.items()):
             if replica.is_gone():
                 replica.leave()
-                del self._replicas[slot]
+                del self._replicas[key]
         for stage_id, pool in enumerate(self._orchestrator.stage_pools):
             for replica_id in pool.available_replica_ids():
-                slot = stage_id, replica_id
-                if slot not in self._replicas:
-                    replica = self._replicas[slot] = replica_in(pool, slot)
+                key = stage_id, replica_id
+                if key not in self._replicas:
+                    replica = self._replicas[key] = replica_in(pool, key)
                     replica.join(self._arrived)
         self._polled = [each for each in self._replicas.values() if not isinstance(each, QueuedReplica)]
 
@@ -234,7 +234,7 @@ class Drain:
             if not await work.read():
                 return found
             if self._on_dequeued is not None and type(work) is Work:
-                self._on_dequeued(stage_id=replica.slot[0], replica_id=replica.slot[1], raw_outputs=work.raw[0])
+                self._on_dequeued(stage_id=replica.key[0], replica_id=replica.key[1], raw_outputs=work.raw[0])
             made = await work.process()
         except Exception as error:
             await self._handle_failure(replica, error)
@@ -242,7 +242,7 @@ class Drain:
         await work.finish()
         if self._on_routed is not None:
             for output in made:
-                self._on_routed(stage_id=replica.slot[0], replica_id=replica.slot[1], output=output)
+                self._on_routed(stage_id=replica.key[0], replica_id=replica.key[1], output=output)
         return True
 
     async def _handle_failure(self, replica: Replica, error: Exception) -> None:
@@ -256,12 +256,12 @@ class Drain:
             await self._evict(replica, error)
         elif not self._shutdown.is_set():
             if not raised_by_us(error):
-                logger.error("omni-fastpath: processing of stage-%s replica-%s failed", *replica.slot, exc_info=error)
+                logger.error("omni-fastpath: processing of stage-%s replica-%s failed", *replica.key, exc_info=error)
             raise error
 
     async def _evict(self, replica: Replica, error: Any) -> None:
-        if replica.is_in_slot():  # else another client is there by now, or the death was handled before
-            await self._orchestrator._handle_dead_replica(*replica.slot, error)
+        if replica.is_in_pool():  # else another client is there by now, or the death was handled before
+            await self._orchestrator._handle_dead_replica(*replica.key, error)
 
     # ---- After an exception in this patch ----
 
@@ -288,4 +288,4 @@ class Drain:
             except Exception as error:
                 if not raised_by_us(error):
                     raise
-                logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.slot)
+                logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.key)

@@ -15,17 +15,17 @@ from .work import DiffusionOutput, Work
 POLL_WAIT_S = 0.001
 """Upstream's interval for replicas that can only be polled: of diffusion stages, and without an output queue."""
 
-Slot = tuple[int, int]
+ReplicaKey = tuple[int, int]
 """Stage and replica."""
 
 
 class Replica:
-    """A client that is or was in a slot of upstream's pool, and that can only be polled.
+    """A client that is or was in upstream's pool, and that can only be polled.
 
     Args:
         pool: Upstream's ``StagePool``.
-        slot: Stage and replica.
-        client: Upstream's client in that slot.
+        key: Stage and replica.
+        client: Upstream's client at that key.
 
     Attributes:
         is_in_line: Whether its next poll has a place in the line.
@@ -33,29 +33,29 @@ class Replica:
         work: The class of the steps of a raw output that is taken from it.
     """
 
-    __slots__ = ("_on_put", "_put_back", "client", "early", "is_in_line", "pool", "slot")
+    __slots__ = ("_on_put", "_put_back", "client", "early", "is_in_line", "key", "pool")
     work: type[Work] = Work
 
-    def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
+    def __init__(self, pool: Any, key: ReplicaKey, client: Any) -> None:
         self.pool = pool
-        self.slot = slot
+        self.key = key
         self.client = client
         self.is_in_line = False
         self.early = 0
         self._on_put: Callable[[Any, Any], None] = lambda *_: None
         self._put_back: Callable[[], None] = lambda: None
 
-    def is_in_slot(self) -> bool:
-        """Whether it is still in its slot, because it was not evicted, detached or replaced."""
-        return self.pool.clients[self.slot[1]] is self.client
+    def is_in_pool(self) -> bool:
+        """Whether it is still at its key, because it was not evicted, detached or replaced."""
+        return self.pool.clients[self.key[1]] is self.client
 
     def is_gone(self) -> bool:
         """Whether it was evicted, detached, replaced or marked unavailable."""
-        return not (self.is_in_slot() and self.pool.is_replica_available(self.slot[1]))
+        return not (self.is_in_pool() and self.pool.is_replica_available(self.key[1]))
 
     async def take(self) -> Any:
         """The next raw output. None if there is none, and whatever upstream raises."""
-        return await self.pool.poll_llm_raw_output(self.slot[1], timeout_s=POLL_WAIT_S)
+        return await self.pool.poll_llm_raw_output(self.key[1], timeout_s=POLL_WAIT_S)
 
     def join(self, on_put: Callable[[QueuedReplica, Any], None]) -> None:
         """Call ``on_put`` with each raw output that is queued until ``leave``, and with None for each that is already.
@@ -77,7 +77,7 @@ class DiffusionReplica(Replica):
 
     async def take(self) -> Any:
         """The next output. None if there is none."""
-        return self.pool.poll_diffusion_output(self.slot[1])
+        return self.pool.poll_diffusion_output(self.key[1])
 
 
 class QueuedReplica(Replica):
@@ -113,7 +113,7 @@ class QueuedReplica(Replica):
         Args:
             item: The raw output, an exception in its place, or None if it is not known.
         """
-        if self.slot[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > self.early + 1:
+        if self.key[0] == 0 or not self.pool.final_output or self.client.outputs_queue.qsize() > self.early + 1:
             return False
         outputs = getattr(item, "outputs", None)
         return outputs is not None and not any(each.finished for each in outputs)
@@ -129,10 +129,10 @@ def can_dequeue(client: Any) -> bool:
     return all(getattr(type(client), name, None) is getattr(AsyncMPClient, name) for name in names)
 
 
-def replica_in(pool: Any, slot: Slot) -> Replica:
-    """The replica in a slot of upstream's pool, by its kind of client."""
-    client = pool.clients[slot[1]]
+def replica_in(pool: Any, key: ReplicaKey) -> Replica:
+    """The replica at a key of upstream's pools, by its kind of client."""
+    client = pool.clients[key[1]]
     if pool.stage_type == "diffusion":
-        return DiffusionReplica(pool, slot, client)
+        return DiffusionReplica(pool, key, client)
     is_queued = isinstance(getattr(client, "outputs_queue", None), asyncio.Queue) and can_dequeue(client)
-    return (QueuedReplica if is_queued else Replica)(pool, slot, client)
+    return (QueuedReplica if is_queued else Replica)(pool, key, client)

@@ -68,18 +68,18 @@ class Work:
 
     async def process(self) -> list[Any]:
         """Let upstream process the raw output, and return its request outputs. ``finish`` routes them."""
-        process, slot = self.orchestrator._process_llm_stage_outputs, self.replica.slot
+        process, key = self.orchestrator._process_llm_stage_outputs, self.replica.key
         ids: set[str] = set()
-        self.made, self.ended = [await process(*slot, self.raw.pop(0), ids)], [ids]
+        self.made, self.ended = [await process(*key, self.raw.pop(0), ids)], [ids]
         return self.made[0]
 
     async def finish(self) -> None:
         """Do the remaining steps, the last ones of what was begun first."""
         while self.made or self.ended or self.raw:
             if self.made:
-                await self.orchestrator._handle_processed_outputs(*self.replica.slot, self.made.pop())
+                await self.orchestrator._handle_processed_outputs(*self.replica.key, self.made.pop())
             elif self.ended:
-                await self.orchestrator._finish_raw_terminal_requests(*self.replica.slot, self.ended.pop())
+                await self.orchestrator._finish_raw_terminal_requests(*self.replica.key, self.ended.pop())
             elif await self.read():
                 await self.process()
 
@@ -92,7 +92,7 @@ class DiffusionOutput(Work):
     async def read(self) -> bool:
         """Remove the metrics, and return whether anything else is left."""
         output = self.raw[0]
-        if output is not None and not self.orchestrator._absorb_diffusion_metrics(*self.replica.slot, output):
+        if output is not None and not self.orchestrator._absorb_diffusion_metrics(*self.replica.key, output):
             return True
         del self.raw[0]
         return False

@@ -62,7 +62,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
                 return self._new_request_output(self.external_req_id, [completion], False)
         except Exception as error:
             _patch.fail("making an output", error)
-            if (offset := locals().get("offset")) is not None:  # it was read: let the detokenizer return the text again
+            if (offset := locals().get("offset")) is not None:  # bound, so read: the detokenizer returns it again
                 setattr(self.detokenizer, _OFFSET, offset)
         return super().make_request_output(new_token_ids, *others, **more)
 

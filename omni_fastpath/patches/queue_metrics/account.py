@@ -132,8 +132,8 @@ class Account:
                 since_input_s = time() - max(submitted_s.values())
                 ended = [segment.finished for segment in state.streaming.segments.copy().values()]  # of a session
                 if since_output_s > since_input_s or not (ended and all(ended)):
-                    slot = stage_id, pools[stage_id].get_bound_replica_id(request_id)
-                    yield slot, min(since_output_s, since_input_s, monotonic() - self._paused_s)
+                    key = stage_id, pools[stage_id].get_bound_replica_id(request_id)
+                    yield key, min(since_output_s, since_input_s, monotonic() - self._paused_s)
 
     def _replica(self, stage_id: int, replica_id: int, pool: Any) -> ReplicaAccount | None:
         client = next(islice(pool.clients, replica_id, None), None)

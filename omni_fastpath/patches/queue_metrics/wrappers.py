@@ -215,11 +215,11 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
             yield "queued_raw_outputs", waiting, _labels(stage_id, replica_id)
         if account.thread in _front_ends and getattr(_front_ends[account.thread](), "_paused", False):
             account.note_paused()
-        for slot, seconds in account.without_output():
-            waits.setdefault(slot, []).append(seconds)
-        for slot, each in waits.items():
-            yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*slot)
-            yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
+        for key, seconds in account.without_output():
+            waits.setdefault(key, []).append(seconds)
+        for key, each in waits.items():
+            yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*key)
+            yield "longest_without_output_seconds", max(each, default=0.0), _labels(*key)
     if _accounts:
         yield "queued_messages", sum(queue.sync_q.qsize() for each in _queues if (queue := each()) is not None), {}
         if os.path.isdir(SHARED_MEMORY):  # noqa: PTH112 - no other call here makes a Path

@@ -182,6 +182,7 @@ class SaveQueue:
         except Exception as error:
             _patch.fail("taking a task", error)
             self.step_aside()
+            # The first line may have failed, before the name was bound.
             before: FairQueue = locals().get("fair", self._fair)
             if before.sending is not None:
                 return before.sending.task
