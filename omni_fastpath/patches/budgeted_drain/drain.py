@@ -140,7 +140,7 @@ class Drain:
             if not self._patch.has_failed:
                 self._line[number] = replica
             self._wakeup.wake()
-            # Only if users also receive the first stage's outputs. Else these may be first audio (0.32's Qwen3-TTS).
+            # Only if users also receive the first stage's outputs, which is the text that audio would wait behind.
             if self._orchestrator.stage_pools[0].final_output and replica.may_go_early(item):
                 replica.early += 1
                 self._early.append(number)
