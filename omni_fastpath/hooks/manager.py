@@ -42,7 +42,8 @@ class HookManager:
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
-                logger.exception("omni-fastpath: the hook plugin %s cannot be used and is left out", entry_point.name)
+                words = "cannot be used and is left out (0.4 removed is_routable and next_stage; write deadline)"
+                logger.exception("omni-fastpath: the hook plugin %s %s", entry_point.name, words)
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin.
