@@ -42,7 +42,9 @@ class HookManager:
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
-                words = "cannot be used and is left out (0.4 removed is_routable and next_stage; write deadline)"
+                words = "cannot be used and is left out"
+                if isinstance(error, pluggy.PluginValidationError):
+                    words += " (0.4 removed is_routable and next_stage; write deadline)"
                 logger.exception("omni-fastpath: the hook plugin %s %s", entry_point.name, words)
 
     def register(self, plugin: object, name: str | None = None) -> None:
