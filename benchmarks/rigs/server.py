@@ -44,7 +44,7 @@ VLLM = Path(sys.executable).parent / "vllm"
 _LIGHT_ENGINES = "omni_simulated_device.light.host"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
-_CHUNK = re.compile(r"(?!(shm_)?(fl|sq-|ss-)\d).+_\d+_\d+(_lockfile\.lock)?")
+_CHUNK = re.compile(r"(?!(shm_)?(fl|rs-|sq-|ss-)\d).+_\d+_\d+(_lockfile\.lock)?")
 """A chunk or its lock file, unless of stages that a test or a benchmark runs in its own process: prefix and its id."""
 
 
