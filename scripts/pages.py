@@ -38,9 +38,8 @@ def keys(patches: Sequence[Patch]) -> str:
 
 def matrix(patches: Sequence[Patch]) -> str:
     """The listed releases and, as Markdown, each patch whose state on one of them needs a remark."""
-    previews = {release: row.preview for patch in patches for row in patch.rows for release in row.releases}
-    releases = sorted(previews, key=Version)
-    names = ", ".join(f"{each} (preview)" if previews[each] else each for each in releases)
+    releases = sorted({release for patch in patches for release in patch.releases}, key=Version)
+    names = ", ".join(f"{each} (preview)" if Version(each).is_prerelease else each for each in releases)
     lines = [
         f"Tested: {names}. A patch that is on is applied there, except:",
         "",

@@ -344,7 +344,7 @@ def test_a_build_of_a_listed_release_is_served_where_it_is_the_same_code(upstrea
 
 def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
     """The nearest release with the same code is used with its row's state and note. Rows without seams go by name."""
-    superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="theirs", preview=True, seams=(RUN,))
+    superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="theirs", seams=(RUN,))
     nothing = Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="no flag")
     rows = (nothing, Fit(releases=("0.30.0",), seams=(RUN,), note="a note"), superseded)
     for version, other, state, reason in (
@@ -367,11 +367,11 @@ def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
 )
 def test_a_row_without_an_install_says_what_a_patch_is(upstream: Upstream, state: State, dependants: State) -> None:
     """State and reason are the row's and are no trouble, and patches that require a superseded one are applied."""
-    row = Row(releases=(TESTED,), state=state, note="upstream waits itself", preview=True)
+    row = Row(releases=(TESTED,), state=state, note="upstream waits itself")
     nothing = patch("a", rows=(row,))
     apply(resolved(nothing, B, on_unsupported="fail"), Process.SERVER, (nothing, B))
     assert states() == {"a": state, "b": dependants}
-    assert LEDGER.named("a").reason == "preview; upstream waits itself"
+    assert LEDGER.named("a").reason == "upstream waits itself"
     assert verify_patch(nothing) == []
 
 

@@ -60,7 +60,6 @@ PATCH = Patch(
         Row(
             releases=("0.32.0rc1",),
             state=State.SUPERSEDED,
-            preview=True,
             seams=(
                 Relies(ORCHESTRATOR, "OrchestratorBase._cleanup_request_ids"),
                 Relies(ADAPTER, "OmniChunkTransferAdapter.release_shm_resources"),

@@ -57,7 +57,6 @@ def _fit(release: str) -> Fit:
     api_server = (seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
     return Fit(
         releases=(release,),
-        preview="rc" in release,
         seams=seams,
         of_api_server=tuple(dict.fromkeys(api_server)),
         without_api_server="there is no API server, so no request is checked",

@@ -69,8 +69,10 @@ def _seams(owner: str, *more: AnySeam) -> tuple[AnySeam, ...]:
 
 
 _FROM_0_30 = (
-    Relies(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
-    Relies(MONITOR, "_NullOrchestratorMonitor.set_dispatch_queue_size"),
+    *(
+        Relies(MONITOR, f"{each}.set_dispatch_queue_size")
+        for each in ("OrchestratorMonitor", "_NullOrchestratorMonitor")
+    ),
     Relies("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
 )
 
@@ -103,7 +105,6 @@ PATCH = Patch(
         Fit(releases=("0.30.0",), seams=_seams("OrchestratorBase", *_FROM_0_30)),
         Row(
             releases=("0.32.0rc1",),
-            preview=True,
             state=State.SUPERSEDED,
             note="the default, event-driven loop wakes on arrival; no difference is shown; the drain's hooks are off",
             seams=(Relies(ORCHESTRATOR, "OrchestratorBase._orchestration_loop_event_driven"),),

@@ -36,7 +36,6 @@ PATCH = Patch(
     rows=tuple(
         Fit(
             releases=(release,),
-            preview="rc" in release,
             seams=(
                 Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
                 Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),

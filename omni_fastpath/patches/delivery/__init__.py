@@ -81,7 +81,6 @@ PATCH = Patch(
         Fit(releases=("0.30.0",), seams=_seams(BASE, "OmniEngineBase")),
         Row(
             releases=("0.32.0rc1",),
-            preview=True,
             state=State.SUPERSEDED,
             note="the front end waits on its event loop, and an order and pauses show no difference there",
             seams=(Relies(BASE, "OmniEngineBase.get_outputs_async"),),

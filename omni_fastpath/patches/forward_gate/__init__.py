@@ -67,6 +67,6 @@ PATCH = Patch(
     rows=(
         Fit(releases=("0.28.0",), seams=(*SEAMS, RECEIVES)),
         Fit(releases=("0.30.0",), seams=(*SEAMS, *FROM_0_30)),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=(*SEAMS, *FROM_0_30)),
+        Fit(releases=("0.32.0rc1",), seams=(*SEAMS, *FROM_0_30)),
     ),
 )

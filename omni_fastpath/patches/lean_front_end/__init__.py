@@ -72,7 +72,6 @@ PATCH = Patch(
         Fit(releases=("0.28.0", "0.30.0"), seams=(WRITE, *TABLES)),
         Fit(
             releases=("0.32.0rc1",),
-            preview=True,
             seams=(WRITE,),
             note="summary has no effect, because upstream itself logs one line per request",
         ),

@@ -47,7 +47,6 @@ PATCH = Patch(
         Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
         Row(
             releases=("0.32.0rc1",),
-            preview=True,
             state=State.SUPERSEDED,
             note="the event-driven loop, the default, waits in a task of each replica",
             seams=(Relies("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven"),),

@@ -70,7 +70,7 @@ def _fit(
         *(Relies("vllm.v1.engine.core_client", name) for name in ("AsyncMPClient", "BackgroundResources")),
         Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
-    return Fit(releases=(release,), preview="rc" in release, seams=seams)
+    return Fit(releases=(release,), seams=seams)
 
 
 _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler")

@@ -54,6 +54,6 @@ PATCH = Patch(
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("Orchestrator")),
         Fit(releases=("0.30.0",), seams=_seams("OrchestratorBase")),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=_seams("OrchestratorBase")),
+        Fit(releases=("0.32.0rc1",), seams=_seams("OrchestratorBase")),
     ),
 )
