@@ -33,6 +33,8 @@ class Figure(StrEnum):
     RATE = "requests per second"
     PROCESS_MS = "API process, CPU ms/request"
     """Of all its threads, and of all API processes."""
+    MEMORY = "API process, MiB"
+    """Resident at the end of the level, of all API processes."""
     ENGINES_LATE = "light engines late p99, ms"
     """Of the worst one: the instrument's own, as the next two."""
     CLIENT_LATE = "client late p99, ms"
