@@ -116,7 +116,7 @@ AnySeam = Wrap | Replace | Add | Relies
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a patch's table of releases. A plain one has those on which it is not installed, a ``Fit`` the others.
+    """A patch's state on some releases. It is installed only on those of a row that is a ``Fit``.
 
     Attributes:
         releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each is in one row of a patch only.

@@ -90,8 +90,7 @@ def guard_wrapper(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable
 
     An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result or
     the exception of the last call of that function. If it was not called yet, it is called now with the original
-    arguments. Therefore, if an effect of a wrapper must not be combined with upstream's own, it must be in the
-    wrapper's last line.
+    arguments. So an effect that must not happen together with upstream's call belongs in the wrapper's last line.
 
     Args:
         entry: The patch.

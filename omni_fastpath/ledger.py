@@ -1,7 +1,7 @@
 """The state, options and counters of each patch in this process.
 
-Counters are plain integers. Only the thread that does the work writes them. Other threads read them without a lock, so
-a value may be slightly out of date.
+Counters are plain integers. The thread that does the work writes them, several only under a lock. Others read them
+without a lock, so a value may be slightly out of date.
 """
 
 from __future__ import annotations

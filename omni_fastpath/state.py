@@ -343,8 +343,8 @@ def _where(said: Said) -> _Labels:
 def _families(processes: Sequence[Said], declared: Mapping[str, Patch]) -> Iterator[Any]:
     """The states, counters, maxima and metrics of patches, and the processor time of threads.
 
-    Values with the same labels are added. Every process shows the state of every patch, but only the counters of
-    patches for its kind of process.
+    Values with the same labels are added, and of maxima the greatest is taken. Every process shows the state of every
+    patch, but only the counters of patches for its kind of process.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
@@ -357,7 +357,7 @@ def _families(processes: Sequence[Said], declared: Mapping[str, Patch]) -> Itera
             states[(name, *where, record["state"], record["same_as"])] = 1
             patch = declared.get(name)
             for counter in patch.counters if patch and Process(said["role"]) in patch.processes else ():
-                labels, value = (name, *where, counter.name), record["counters"][counter.name]
+                labels, value = (name, *where, counter.name), record["counters"].get(counter.name, 0)
                 if counter.is_maximum:
                     greatest[labels] = max(greatest[labels], value)
                 else:

@@ -26,7 +26,7 @@ class PassReport(NamedTuple):
         items: Raw outputs taken.
         ended: ``empty`` (nothing more was queued), ``items`` or ``time`` (the budget was spent), or ``over`` (the loop
             ends).
-        queued: Raw outputs still queued at the end, at all replicas.
+        queued: Raw outputs still queued at the end, at all replicas, and replicas that are about to be polled.
         duration_us: Time from the first take to the end, microseconds.
     """
 
@@ -43,17 +43,18 @@ class Specs:
     def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
         """Return the deadline of a message for a user. None means the next plugin, and finally ``deadline``.
 
-        Called on the front end's event loop, once for each message of a request when it arrives there.
+        Called on the front end's event loop, once for each message of a request before it may be taken,
+        unless ``by_deadline`` is false.
 
         Args:
             message: Upstream's message, for example its ``OutputMessage``. Read only.
-            arrived: When it arrived, in seconds of ``time.monotonic``.
+            arrived: When it was first looked at, in seconds of ``time.monotonic``.
             deadline: Its deadline without a plugin, on the same clock.
         """
 
     @hookspec
     def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:
-        """A raw output was taken, and upstream's keep-or-drop rule kept it."""
+        """A raw output was taken, not of a diffusion stage, and upstream's keep-or-drop rule kept it."""
 
     @hookspec
     def on_pass_end(self, report: PassReport) -> None:

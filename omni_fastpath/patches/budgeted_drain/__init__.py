@@ -95,7 +95,7 @@ PATCH = Patch(
     removed=dict.fromkeys(("order", "floor", "stop_at_first_routable"), _IN_LINE),
     requires=("nonblocking_dequeue",),
     counters=(
-        Counter("items", "raw outputs processed"),
+        Counter("items", "raw outputs taken"),
         Counter("ended_empty", "passes that ended because the line was empty"),
         Counter("ended_items", "passes that ended on the item budget with more queued"),
         Counter("ended_time", "passes that ended on the time budget with more queued"),

@@ -58,13 +58,13 @@ class Replica:
         return await self.pool.poll_llm_raw_output(self.key[1], timeout_s=POLL_WAIT_S)
 
     def join(self, on_put: Callable[[QueuedReplica, Any], None]) -> None:
-        """Call ``on_put`` with each raw output that is queued until ``leave``, and with None for each that is already.
+        """Call ``on_put``, which must not raise, for each put until ``leave``, and with None for each before.
 
-        It must not raise.
+        Here: nothing.
         """
 
     def leave(self) -> None:
-        """Stop that, also where another package's wrapper covers the override, which then stays and only puts."""
+        """End ``join``. An override that another package's wrapper covers stays, but from now on it only puts."""
         self._on_put = lambda *_: None
         self._put_back()
 

@@ -56,7 +56,7 @@ class Work:
         return self.raw[0] is not None
 
     async def get_output_async(self) -> Any:
-        """Return the raw output as a client does, because upstream's function reads from a client (``read``)."""
+        """The raw output. In ``read`` this object plays the client that ``_poll_stage_raw`` reads from."""
         return self.raw[0]
 
     async def read(self) -> bool:
@@ -74,7 +74,7 @@ class Work:
         return self.made[0]
 
     async def finish(self) -> None:
-        """Do the remaining steps, the last ones of what was begun first."""
+        """Do what remains: route, record the ends, or first process."""
         while self.made or self.ended or self.raw:
             if self.made:
                 await self.orchestrator._handle_processed_outputs(*self.replica.key, self.made.pop())

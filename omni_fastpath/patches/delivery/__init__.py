@@ -70,7 +70,7 @@ PATCH = Patch(
         Counter("messages", "messages delivered"),
         Counter("overtaken", "messages that were delivered after one that had arrived later"),
         Counter("woken", "waits that a message ended"),
-        Counter("requests", "complete requests for generation, including refused ones"),
+        Counter("requests", "complete requests for generation, including refused ones; 0 without requests_first"),
         Counter("waits", "pauses of the outputs for requests"),
     ),
     options=DeliveryOptions,

@@ -101,7 +101,7 @@ class QueuedMessages:
         self.queued: dict[int, Any] = {}
         self.is_open = True
         self._arrived, self._of, self._counters = arrived, of, counters
-        # A heap. A message that went early, for a later one of its request, keeps its entry until that is first.
+        # A heap. A message taken on the turn of a later one of its request leaves its entry until that is on top.
         self._due: list[tuple[float, int, str | None]] = []
         self._requests: dict[str | None, deque[int]] = {}  # the numbers of each request's messages
         self._numbers, self._latest = count(), -1

@@ -7,6 +7,7 @@ front end's event loop. ``Delivery`` waits, gives the event loop turns, pauses, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 from typing import Any
@@ -53,8 +54,9 @@ class Delivery:
         self._waiter: asyncio.Future[bool] | None = None
         self._left = BATCH  # messages until the next turn of the event loop
         self._put, self._get = queue._put, queue._get
-        self._put_back = [override(queue, "_qsize", self.messages.__len__), override(queue, "_get", self._take)]
-        self._put_back.append(override(queue, "_put", self._put_and_wake))
+        self._put_back: list[Callable[[], None]] = []  # before `_take` may be called
+        for name, function in (("_qsize", self.messages.__len__), ("_get", self._take), ("_put", self._put_and_wake)):
+            self._put_back.append(override(queue, name, function))
         setattr(queue, _ATTRIBUTE, self)
         threads.note(threads.FRONT_END)
 
