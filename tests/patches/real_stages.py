@@ -45,7 +45,7 @@ THINKER = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 32, "
 
 def _name(request_id: str) -> str:
     """The stream's name in an id of `serve`."""
-    return request_id.split("-")[2]
+    return request_id.removesuffix("-internal").rpartition("-")[2]
 
 
 @dataclass(frozen=True)

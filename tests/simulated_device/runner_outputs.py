@@ -138,7 +138,7 @@ class Pipeline:
 
     def submit(self, stream: Stream, final: int) -> str:
         """Submit a request to all stages up to the final one, as the orchestrator does; its internal id."""
-        stream_id, prompt = f"{stream.name}-{os.getpid()}", stream.ids()
+        stream_id, prompt = f"rs-{os.getpid()}-{stream.name}", stream.ids()
         prompts = prompt, *[[0] * compute_talker_prompt_ids_length(prompt)] * 2
         for number, stage in enumerate(self.stages[: final + 1]):
             params = stream.params(number) if number < 2 else SamplingParams(temperature=0.0, max_tokens=65536)
