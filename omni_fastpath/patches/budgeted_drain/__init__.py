@@ -69,10 +69,8 @@ def _seams(owner: str, *more: AnySeam) -> tuple[AnySeam, ...]:
 
 
 _FROM_0_30 = (
-    *(
-        Relies(MONITOR, f"{each}.set_dispatch_queue_size")
-        for each in ("OrchestratorMonitor", "_NullOrchestratorMonitor")
-    ),
+    Relies(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
+    Relies(MONITOR, "_NullOrchestratorMonitor.set_dispatch_queue_size"),
     Relies("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
 )
 
