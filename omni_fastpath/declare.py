@@ -120,7 +120,6 @@ class Row:
 
     Attributes:
         releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each is in one row of a patch only.
-            A row has final releases or release candidates, and the reason of the state says of these "preview".
         state: ``superseded`` or ``not_applicable``.
         note: A few words for the reason of the state. In a ``Fit``: what users of these releases should know.
         seams: The seams that must match on an unlisted release. If it is empty, only builds and post-releases of these
@@ -131,12 +130,6 @@ class Row:
     state: State
     note: str = ""
     seams: tuple[AnySeam, ...] = ()
-
-    @property
-    def remarks(self) -> str:
-        """The words that the declaration adds to the reason of the state."""
-        is_preview = Version(self.releases[0]).is_prerelease
-        return "; ".join(word for word in ("preview" if is_preview else "", self.note) if word)
 
 
 @dataclass(frozen=True, kw_only=True)

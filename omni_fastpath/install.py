@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from packaging.version import Version
+
 from omni_fastpath import seams
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Patch, Process, Row, State, Wrap
@@ -49,18 +51,21 @@ class Found(NamedTuple):
     Attributes:
         row: The row.
         slots: The slots of its seams.
-        same_as: The listed release with the same code, if the installed one is not listed. Else empty.
+        release: The listed release, which is the installed one or has the same code.
+        same_as: The same if the installed one is not listed. Else empty.
     """
 
     row: Row
     slots: list[Slot]
+    release: str
     same_as: str
 
     @property
     def words(self) -> str:
-        """The words for the reason of a state."""
+        """For the reason of a state: whether it is a preview (a release candidate), the note, and whose code it is."""
+        preview = "preview" if Version(self.release).is_prerelease else ""
         same = f"{vllm_omni_release()}: every function is as in {self.same_as}" if self.same_as else ""
-        return "; ".join(filter(None, (self.row.remarks, same)))
+        return "; ".join(filter(None, (preview, self.row.note, same)))
 
 
 def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> Found:
@@ -72,11 +77,11 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     if (listed := _listed_here(patch)) is not None:
         release, row = listed
         seams = seams_in(row, process) if isinstance(row, Fit) else ()
-        return Found(row, [verify(seam, release) for seam in seams], same_as="")
+        return Found(row, [verify(seam, release) for seam in seams], release, same_as="")
     found, moved = vllm_omni_release(), ""
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
-            return Found(row, [verify(seam, release) for seam in seams_in(row, process)], same_as=release)
+            return Found(row, [verify(seam, release) for seam in seams_in(row, process)], release, same_as=release)
         except SeamMovedError as error:
             moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
     raise SeamMovedError(f"{unlisted(patch)}{moved}")

@@ -34,7 +34,7 @@ def sources(patch: Patch) -> list[Path]:
 def test_names_and_releases_are_exact(patch: Patch) -> None:
     """The name is a unique lower-case word, and the patch's variable is not one of the package's own.
 
-    Releases are sorted, each is in one row, and no row has both final releases and release candidates.
+    Releases are sorted, and each is in one row.
     """
     assert WORD.fullmatch(patch.name)
     assert [each.name for each in PATCHES].count(patch.name) == 1
@@ -46,7 +46,6 @@ def test_names_and_releases_are_exact(patch: Patch) -> None:
     for row in patch.rows:
         assert row.releases
         assert all(re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", release) for release in row.releases)
-        assert len({Version(release).is_prerelease for release in row.releases}) == 1
 
 
 def test_declared_folders_are_the_folders_on_disk() -> None:

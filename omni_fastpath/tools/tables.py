@@ -204,7 +204,7 @@ def patch(of: Patch, width: int, *, full: bool) -> Iterator[str]:
     fit = row if isinstance(row, Fit) else of.fits[-1]
     seams = [(type(seam).__name__.lower(), seam.path) for seam in fit.seams]
     yield from _table(width, f"Seams on {', '.join(fit.releases)}", ("use", "slot"), seams)
-    releases = [(", ".join(each.releases), each.state.value, each.remarks) for each in of.rows]
+    releases = [(", ".join(each.releases), each.state.value, each.note) for each in of.rows]
     yield from _table(width, "Releases", ("releases", "state", "note"), releases)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from omni_fastpath.declare import Process, State
-from omni_fastpath.install import row_here
 from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import only
 from tests.patches.small_stage import SmallStage
@@ -68,15 +67,10 @@ def test_gate_leaves_all_but_the_payload(config: Any, others: tuple[str, ...]) -
     """
     stock = played(config)
     with patched(*others, "forward_gate") as entry:
-        row = row_here(entry.patch)
-        assert row is not None
         ours = played(config, "cpu" if others else "cuda")
-        assert (entry.state, "preview" in entry.reason) == (State.APPLIED, "preview" in row.remarks), entry.reason
+        assert entry.state is State.APPLIED, entry.reason
         for queue in map(LEDGER.named, others):
-            row = row_here(queue.patch)
-            assert row is not None
             assert (queue.state, queue.counters["tasks"]) == (State.APPLIED, sum(TOKENS.values())), queue.reason
-            assert queue.reason.endswith(row.remarks)
             assert "not counted" not in queue.reason
             assert ours.queue._unfetched.nbytes > 0
         counted = entry.counters["multimodal_outputs"]

@@ -38,8 +38,8 @@ CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 
 
-def _fit(release: str) -> Fit:
-    """The row of a release."""
+def _fit(*releases: str) -> Fit:
+    """The row of these releases."""
     seams: tuple[AnySeam, ...] = (
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
         Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
@@ -56,7 +56,7 @@ def _fit(release: str) -> Fit:
     )
     api_server = (seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
     return Fit(
-        releases=(release,),
+        releases=releases,
         seams=seams,
         of_api_server=tuple(dict.fromkeys(api_server)),
         without_api_server="there is no API server, so no request is checked",
@@ -76,7 +76,6 @@ PATCH = Patch(
     ),
     rows=(
         Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
-        _fit("0.30.0"),
-        _fit("0.32.0rc1"),
+        _fit("0.30.0", "0.32.0rc1"),
     ),
 )

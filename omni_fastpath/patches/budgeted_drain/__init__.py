@@ -37,6 +37,7 @@ from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 MONITOR = "vllm_omni.engine.orchestrator_monitor"
+MONITORS = ("OrchestratorMonitor", "_NullOrchestratorMonitor")
 
 
 def _methods(module: str, owner: str, names: str) -> Iterator[Relies]:
@@ -60,8 +61,7 @@ def _seams(owner: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         *_methods(ORCHESTRATOR, owner, f"{handling} _handle_dead_replica _absorb_diffusion_metrics"),
         Relies(STAGE_POOL, "StagePool"),
         *_methods(STAGE_POOL, "StagePool", f"{polling} available_replica_ids is_replica_available"),
-        Relies(MONITOR, "OrchestratorMonitor.note_loop"),
-        Relies(MONITOR, "_NullOrchestratorMonitor.note_loop"),
+        *(Relies(MONITOR, f"{each}.note_loop") for each in MONITORS),
         Relies("vllm.v1.engine.core_client", "AsyncMPClient"),
         *(Relies("vllm.v1.engine", name) for name in ("EngineCoreOutputs", "EngineCoreOutput")),
         *more,
@@ -69,8 +69,7 @@ def _seams(owner: str, *more: AnySeam) -> tuple[AnySeam, ...]:
 
 
 _FROM_0_30 = (
-    Relies(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size"),
-    Relies(MONITOR, "_NullOrchestratorMonitor.set_dispatch_queue_size"),
+    *(Relies(MONITOR, f"{each}.set_dispatch_queue_size") for each in MONITORS),
     Relies("vllm_omni.diffusion.data", "is_diffusion_request_started_output"),
 )
 

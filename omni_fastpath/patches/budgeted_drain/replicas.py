@@ -37,11 +37,8 @@ class Replica:
     work: type[Work] = Work
 
     def __init__(self, pool: Any, key: ReplicaKey, client: Any) -> None:
-        self.pool = pool
-        self.key = key
-        self.client = client
-        self.is_in_line = False
-        self.early = 0
+        self.pool, self.key, self.client = pool, key, client
+        self.is_in_line, self.early = False, 0
         self._on_put: Callable[[Any, Any], None] = lambda *_: None
         self._put_back: Callable[[], None] = lambda: None
 

@@ -39,8 +39,7 @@ class Work:
     __slots__ = ("ended", "is_taken", "made", "orchestrator", "raw", "replica")
 
     def __init__(self, orchestrator: Any, replica: Replica) -> None:
-        self.orchestrator = orchestrator
-        self.replica = replica
+        self.orchestrator, self.replica = orchestrator, replica
         self.is_taken = False
         self.raw: list[Any] = []
         self.made: list[list[Any]] = []

@@ -33,16 +33,15 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(Counter("followed", "connections to vLLM-Omni's application"),),
-    rows=tuple(
+    rows=(
         Fit(
-            releases=(release,),
+            releases=("0.28.0", "0.30.0", "0.32.0rc1"),
             seams=(
                 Wrap(FASTAPI, "FastAPI.__call__", wrapper="wrapped_app"),
                 Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
             ),
             of_api_server=(FASTAPI, API_SERVER),
             without_api_server="there is no API server, so no request is followed",
-        )
-        for release in ("0.28.0", "0.30.0", "0.32.0rc1")
+        ),
     ),
 )

@@ -56,7 +56,7 @@ SEAMS: tuple[AnySeam, ...] = (
 RECEIVES = Relies(CONNECTORS, "stage_receives_chunks")
 """Decides whether the orchestrator passes the payload on, without checking that the next stage has async-chunk."""
 
-FROM_0_30 = (Relies("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges"),)
+FROM_0_30 = Relies("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges")
 
 PATCH = Patch(
     name="forward_gate",
@@ -66,7 +66,6 @@ PATCH = Patch(
     counters=(Counter("multimodal_outputs", "outputs that left the stage without their payload"),),
     rows=(
         Fit(releases=("0.28.0",), seams=(*SEAMS, RECEIVES)),
-        Fit(releases=("0.30.0",), seams=(*SEAMS, *FROM_0_30)),
-        Fit(releases=("0.32.0rc1",), seams=(*SEAMS, *FROM_0_30)),
+        Fit(releases=("0.30.0", "0.32.0rc1"), seams=(*SEAMS, FROM_0_30)),
     ),
 )

@@ -99,6 +99,6 @@ PATCH = Patch(
     ),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("Orchestrator", "_duplex_output_decision")),
-        *(Fit(releases=(each,), seams=_FROM_0_30) for each in ("0.30.0", "0.32.0rc1")),
+        Fit(releases=("0.30.0", "0.32.0rc1"), seams=_FROM_0_30),
     ),
 )

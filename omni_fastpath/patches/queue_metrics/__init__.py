@@ -45,11 +45,11 @@ STATE = "vllm_omni.entrypoints.client_request_state"
 
 
 def _fit(
-    release: str,
+    *releases: str,
     loop: str = "OrchestratorBase",
     front_end: tuple[str, str] = ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase._final_output_handler"),
 ) -> Fit:
-    """The row of a release, by its names of the orchestrator and of the front end."""
+    """The row of these releases, by their names of the orchestrator and of the front end."""
     seams: tuple[AnySeam, ...] = (
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
         *(Relies("asyncio.queues", f"Queue.{name}") for name in ("_put", "_get")),
@@ -70,7 +70,7 @@ def _fit(
         *(Relies("vllm.v1.engine.core_client", name) for name in ("AsyncMPClient", "BackgroundResources")),
         Relies("vllm_omni.engine", "OmniEngineCoreOutputs"),
     )
-    return Fit(releases=(release,), seams=seams)
+    return Fit(releases=releases, seams=seams)
 
 
 _IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler")
@@ -133,5 +133,5 @@ PATCH = Patch(
         _metric("shared_memory_used_ratio", "The used share of /dev/shm, from 0 to 1"),
         _metric("event_loop_lag_seconds", "How late an event loop ran a timer", "loop", bounds=SECONDS),
     ),
-    rows=(_fit("0.28.0", "Orchestrator", _IN_0_28), _fit("0.30.0"), _fit("0.32.0rc1")),
+    rows=(_fit("0.28.0", loop="Orchestrator", front_end=_IN_0_28), _fit("0.30.0", "0.32.0rc1")),
 )

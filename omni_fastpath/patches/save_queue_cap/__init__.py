@@ -85,5 +85,5 @@ PATCH = Patch(
         Counter("max_queued_tasks", "most save tasks queued and being sent", is_maximum=True),
         Counter("max_outstanding_bytes", "most bytes queued, being sent and not fetched", is_maximum=True),
     ),
-    rows=(Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS), Fit(releases=("0.32.0rc1",), seams=SEAMS)),
+    rows=(Fit(releases=("0.28.0", "0.30.0", "0.32.0rc1"), seams=SEAMS),),
 )

@@ -53,7 +53,6 @@ PATCH = Patch(
     counters=(Counter("failed_alone", "requests that could not be submitted, and failed alone"),),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("Orchestrator")),
-        Fit(releases=("0.30.0",), seams=_seams("OrchestratorBase")),
-        Fit(releases=("0.32.0rc1",), seams=_seams("OrchestratorBase")),
+        Fit(releases=("0.30.0", "0.32.0rc1"), seams=_seams("OrchestratorBase")),
     ),
 )

@@ -75,7 +75,7 @@ def _gate(patch: Any, vllm_config: Any) -> tuple[str, str]:
 
     row = install.row_here(patch)
     if not isinstance(row, Fit):
-        return install.state_here(patch).value, "" if row is None else row.remarks
+        return install.state_here(patch).value, "" if row is None else row.note
     processor = getattr(vllm_config.model_config, "custom_process_next_stage_input_func", None)
     if processor:  # as upstream's adapter resolves it
         module, _, name = processor.rpartition(".")
