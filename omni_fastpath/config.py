@@ -8,7 +8,7 @@ The environment overrides the YAML, so that settings can be compared without cha
 ``OMNI_FASTPATH=1``
     The YAML's settings if they enable a patch, else the default set.
 ``OMNI_FASTPATH_<PATCH>=1`` or ``0``
-    Enables that patch and those that it requires or brings, with the YAML's values or the defaults, or disables it.
+    Enables that patch and those that it requires, with the YAML's values or the defaults, or disables it.
 ``OMNI_FASTPATH_<PATCH>__<KEY>=V``
     One value of a patch. It enables nothing. ``null`` is accepted if the key accepts it.
 ``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``, ``OMNI_FASTPATH_ON_UNLISTED=same_code`` or ``unsupported``
@@ -250,9 +250,7 @@ class _Settings:
         if key in RULES:
             self._set_rule(key, origin, wanted)
         elif key not in self._declared:
-            gone = next((each.formerly[key] for each in self._declared.values() if key in each.formerly), None)
-            names = [*self._declared, *RULES]
-            self.problems.append(ConfigError(f"{origin}: {gone}") if gone else unknown(origin, key, names))
+            self.problems.append(unknown(origin, key, [*self._declared, *RULES]))
         elif isinstance(wanted, bool):
             self._change(key, on=wanted, origin=origin, reason=f"{origin} is false")
         elif isinstance(wanted, dict):
@@ -312,15 +310,14 @@ class _Settings:
     def settle_requirements(self) -> None:
         """Enable the requirements of enabled patches. A requirement that was switched off by name is an error."""
         for patch in reversed(self._declared.values()):
-            for name in (*patch.requires, *patch.brings) if self.asked[patch.name].on else ():
+            for name in patch.requires if self.asked[patch.name].on else ():
                 required = self.asked[name]
-                if not required.on and required.origin and name in patch.requires:
+                if not required.on and required.origin:
                     why = f"{KEY}.{patch.name} is on and requires {KEY}.{name}, which is off: {required.reason}"
                     remedy = f"switch {name} on ({self._declared[name].env}=1) or {patch.name} off"
                     self.problems.append(ConfigError(f"{why}; {remedy}"))
-                elif not required.on and not required.origin:
-                    how = "required by" if name in patch.requires else "switched on with"
-                    self._change(name, on=True, origin=f"{how} {patch.name}")
+                elif not required.on:
+                    self._change(name, on=True, origin=f"required by {patch.name}")
 
 
 # The result
@@ -366,10 +363,9 @@ def unknown_lines(environ: Mapping[str, str], patches: Sequence[Patch]) -> list[
     """A message for each unknown ``OMNI_FASTPATH...`` variable that is set."""
     known = variables(patches)
     removed = {value_variable(patch, key): words for patch in patches for key, words in patch.removed.items()}
-    removed |= {f"{MASTER}_{name.upper()}": words for patch in patches for name, words in patch.formerly.items()}
 
     def told(name: str) -> str:
-        words = removed.get(name) or removed.get(name.partition("__")[0])
+        words = removed.get(name)
         return f"{name}: {words}" if words else str(unknown(name, name, known, found="an unknown variable"))
 
     return [told(name) for name in set_variables(environ, patches) if name not in known]

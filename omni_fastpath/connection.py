@@ -1,8 +1,7 @@
 """A call of vLLM-Omni's application, as the patches see it that follow requests.
 
 One patch wraps where a request enters the application and where it is handed to the orchestrator. It calls what other
-patches registered with ``follow``, and those wrap neither. A patch that registers requires that one, or brings
-it if it serves without it too.
+patches registered with ``follow``, and those wrap neither. A patch that registers requires that one.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def _serving() -> Iterator[tuple[PatchState, Begin]]:
 def lost(name: str, error: Exception) -> None:
     """Let the patches that require *name*, which tells them of each connection, step aside.
 
-    Nothing tells them any more when a connection ends. The others serve in part.
+    Nothing tells them any more when a connection ends.
     """
     for entry, _ in list(_serving()):
         if name in entry.patch.requires:

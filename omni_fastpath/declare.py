@@ -229,12 +229,9 @@ class Patch:
         counters: Its counters. The first is the number of times that it took effect.
         options: The pydantic model of its values. Every field has a default.
         requires: The names of patches without which it must not run, in the processes in which those are installed.
-        brings: The names of patches that are switched on with it unless they are off by name. Without them it serves in
-            part.
         default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
         metrics: Its metrics besides the counters.
         removed: Former keys of its values, each with the sentence that refuses it.
-        formerly: Former patches that it contains now, each with the sentence that refuses it.
     """
 
     name: str
@@ -245,11 +242,9 @@ class Patch:
     counters: tuple[Counter, ...]
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
-    brings: tuple[str, ...] = ()
     default_on: bool = True
     metrics: tuple[Metric, ...] = ()
     removed: Mapping[str, str] = field(default_factory=dict)
-    formerly: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> str:

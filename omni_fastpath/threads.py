@@ -36,7 +36,7 @@ def own() -> dict[str, int]:
     """The kernel's ids of the running threads of both roles in this process, by name.
 
     Upstream names each thread of an orchestrator ``orchestrator``, in every release. The front end's is the main thread
-    until a patch has noted another one, which it does at the first request.
+    until a patch notes another one.
     """
     for each in threading.enumerate():
         if each.name == ORCHESTRATOR:

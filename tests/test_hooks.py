@@ -26,7 +26,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "on_routed": {"stage_id": 1, "replica_id": 0, "output": "output"},
     "on_patch_state": {"patch": "drum", "state": "applied", "reason": "yes"},
 }
-MESSAGE = {"message": "audio", "arrived": 1.0, "deadline": 2.0}
 
 
 async def _coroutine() -> bool:
@@ -54,7 +53,7 @@ def caller(manager: HookManager, name: str) -> Callable[[], Any]:
     """A call of the hook of that name, looked up now."""
     observer = manager.observer(name)
     assert observer is not None
-    return functools.partial(observer, **(CALLS | {"deadline": MESSAGE})[name])
+    return functools.partial(observer, **CALLS[name])
 
 
 # ---- Registration ----
@@ -67,7 +66,7 @@ def caller(manager: HookManager, name: str) -> Callable[[], Any]:
         ({"on_routed": lambda stage: None}, pluggy.PluginValidationError, "stage"),
         ({"on_routed": hookimpl(wrapper=True)(lambda output: (yield))}, ValueError, "hook wrapper"),
         ({"on_routed": _coroutine}, ValueError, "coroutine function"),
-        ({"deadline": _async_generator}, ValueError, "coroutine function"),
+        ({"on_dequeued": _async_generator}, ValueError, "coroutine function"),
         ({"on_pass_end": None}, ValueError, "no function that is marked @hookimpl"),
     ],
 )
@@ -114,7 +113,7 @@ def test_broken_entry_points_are_left_out(monkeypatch: pytest.MonkeyPatch, caplo
 # ---- What a plugin raises ----
 
 
-@pytest.mark.parametrize("name", ["deadline", "on_routed"])
+@pytest.mark.parametrize("name", ["on_dequeued", "on_routed"])
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
 def test_a_plugin_that_raises_is_off(name: str, error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """Any exception of a hook on the orchestrator's thread is logged once with names, and other plugins are called."""
@@ -132,7 +131,7 @@ def test_a_plugin_that_raises_is_off(name: str, error: type[BaseException], capl
     thread.start()
     thread.join()
     assert (len(calls), len(answers)) == (1, 2)
-    assert len(recorder.events) == (0 if name == "deadline" else 2)
+    assert len(recorder.events) == 2
     assert [record.getMessage() for record in caplog.records] == [
         f"omni-fastpath: hook {name} of plugin broken raised, the plugin is switched off"
     ]
@@ -153,14 +152,3 @@ def test_ctrl_c_in_a_plugin_passes() -> None:
         manager.on_patch_state("drum", State.APPLIED, "yes")
     manager.on_patch_state("drum", State.APPLIED, "yes")
     assert len(calls) == 2
-
-
-# ---- Answers ----
-
-
-def test_first_answer_wins() -> None:
-    """The plugin that registered last is asked first, and None passes it on."""
-    manager = HookManager()
-    for answer in (lambda message: 1.0, lambda message: 2, lambda message: None):
-        manager.register(plugin(deadline=answer))
-    assert caller(manager, "deadline")() == 2.0

@@ -21,7 +21,6 @@ GATE = "forward_gate"
 ENGAGED: Mapping[str, str] = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
-    "delivery": "messages",
 }
 """Patches of the API server process, with the counter that must move with each request."""
 

@@ -1,4 +1,4 @@
-"""Hooks, with which third parties watch the fast path and choose deadlines.
+"""Hooks, with which third parties watch the fast path.
 
 A plugin is an object (or module) with functions marked ``@hookimpl``. It is found through the entry-point group
 ``omni_fastpath.hooks`` or registered with ``HOOKS.register``. ``specs`` describes when each hook is called.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +43,7 @@ class HookManager:
                     raise
                 words = "cannot be used and is left out"
                 if isinstance(error, pluggy.PluginValidationError):
-                    words += " (0.4 removed is_routable and next_stage; write deadline)"
+                    words += " (0.4 removed is_routable, next_stage and deadline)"
                 logger.exception("omni-fastpath: the hook plugin %s %s", entry_point.name, words)
 
     def register(self, plugin: object, name: str | None = None) -> None:
@@ -94,17 +93,15 @@ class HookManager:
             raise ValueError(f"{name}: {hook} is a hook wrapper, coroutine function or generator, which is refused")
 
         @functools.wraps(function)
-        def guarded(*args: Any) -> Any:
+        def guarded(*args: Any) -> None:
             try:
-                # The answer is converted here, because a failure (a tensor may have no truth value) is the plugin's.
-                return _checked(hook, function(*args))
+                function(*args)
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
                 logger.exception("omni-fastpath: hook %s of plugin %s raised, the plugin is switched off", hook, name)
                 if self._pluggy.is_registered(plugin):
                     self._pluggy.unregister(plugin)
-                return None
 
         implementation.function = guarded  # type: ignore[misc] # final in the stubs, but not at run time
 
@@ -112,20 +109,6 @@ class HookManager:
 def _is_ctrl_c(error: BaseException) -> bool:
     """Whether this is the user's Ctrl-C, which Python raises on the main thread."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def _checked(hook: str, answer: Any) -> Any:
-    """The answer in its hook's type.
-
-    Raises:
-        TypeError: It has another type.
-        ValueError: It is a deadline that is not finite.
-    """
-    if answer is None or hook != "deadline":
-        return answer
-    if not math.isfinite(answer):
-        raise ValueError(f"returned {answer!r}, but a deadline is a finite number of seconds")
-    return float(answer)
 
 
 HOOKS = HookManager()

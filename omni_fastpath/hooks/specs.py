@@ -1,6 +1,6 @@
 """The hooks, when they are called, and their arguments.
 
-All hooks but ``on_patch_state`` and ``deadline`` are called on the orchestrator's event loop, which dispatches raw
+All hooks but ``on_patch_state`` are called on the orchestrator's event loop, which dispatches raw
 outputs, so the time that a hook takes delays the audio of all requests. A hook that raises anything, also
 ``SystemExit``, is reported once and its plugin is switched off. A plugin with a hook that must be awaited or iterated
 is refused. On 0.32.0rc1 only ``on_patch_state`` is called, because the patches that call the others are superseded.
@@ -38,19 +38,6 @@ class PassReport(NamedTuple):
 
 class Specs:
     """The hook specifications."""
-
-    @hookspec(firstresult=True)
-    def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
-        """Return the deadline of a message for a user. None means the next plugin, and finally ``deadline``.
-
-        Called on the front end's event loop, once for each message of a request before it may be taken,
-        unless ``by_deadline`` is false.
-
-        Args:
-            message: Upstream's message, for example its ``OutputMessage``. Read only.
-            arrived: When it was first looked at, in seconds of ``time.monotonic``.
-            deadline: Its deadline without a plugin, on the same clock.
-        """
 
     @hookspec
     def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:

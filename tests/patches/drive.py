@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,48 +106,25 @@ def before_processing(pipeline: Any, call: Callable[[int, Any], None]) -> None:
     pipeline.orchestrator._process_llm_stage_outputs = processing
 
 
-async def front_end_hands_out(
-    messages: Sequence[Any], *, event_driven: bool, later: Sequence[Any] = ()
-) -> list[tuple[str, Any]]:
-    """Let upstream's loop of the front end hand out messages; the request and the message of each, in order.
+async def front_end_takes(count: int, *, event_driven: bool) -> list[int]:
+    """Let upstream's loop of the front end hand out so many numbered messages of one request; the numbers."""
+    from vllm_omni.engine.messages import OutputMessage
 
-    Args:
-        messages: What the orchestrator has sent before the loop begins. A fatal error is for every request.
-        event_driven: The front end's mode.
-        later: What arrives when the front end has begun to wait, one after the other.
-    """
     from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
-    pipeline, found, done = without_orchestrator(), list[tuple[str, Any]](), asyncio.Event()
-    requests = dict.fromkeys(each.request_id for each in (*messages, *later) if each.request_id is not None)
-    expected = sum(len(requests) if getattr(each, "fatal", False) else 1 for each in (*messages, *later))
+    pipeline, found, done = without_orchestrator(), list[int](), asyncio.Event()
 
-    async def put(request_id: str, message: Any) -> None:
-        found.append((request_id, message))
-        if len(found) == expected:
+    async def put(message: Any) -> None:
+        found.append(message.engine_outputs)
+        if len(found) == count:
             done.set()
 
-    for each in messages:
-        pipeline.outputs.sync_q.put_nowait(each)
-    queues = {each: SimpleNamespace(put=partial(put, each)) for each in requests}
-    served = front_end(pipeline, queues, event_driven=event_driven)
+    for number in range(count):
+        message = OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
+        pipeline.outputs.sync_q.put_nowait(message)
+    served = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
     served._final_output_handler()
-    for each in later:
-        await asyncio.sleep(0.003)
-        pipeline.writer.put_nowait(each)
     await asyncio.wait_for(done.wait(), 30)
     served.final_output_task.cancel()
     await asyncio.gather(served.final_output_task, return_exceptions=True)
     return found
-
-
-async def front_end_takes(count: int, *, event_driven: bool, later: int = 0) -> list[int]:
-    """The same of so many numbered messages of one request, and so many more later; the numbers."""
-    from vllm_omni.engine.messages import OutputMessage
-
-    numbered = [
-        OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
-        for number in range(count + later)
-    ]
-    found = await front_end_hands_out(numbered[:count], event_driven=event_driven, later=numbered[count:])
-    return [message.engine_outputs for _, message in found]

@@ -24,7 +24,7 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 from tests.patches.content import sequences
-from tests.patches.drive import front_end_takes, only, run, silent
+from tests.patches.drive import only, run, silent
 from tests.patches.lines import FailsAt, Line, traced
 from tests.patches.small_stage import SmallStage
 
@@ -35,28 +35,6 @@ Play = Callable[[pytest.MonkeyPatch, Any], Any]
 
 
 # ---- The scenarios ----
-
-
-def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
-    """What the front end takes, in both of its modes, queued and waited for, while requests come in."""
-    from tests.patches.test_delivery_requests import ask, submit
-
-    async def answer() -> str:
-        await asyncio.sleep(0.01)
-        await submit()
-        return "Hello."
-
-    async def script() -> list[Any]:
-        found = []
-        for event_driven in (False, True):
-            await ask(answer, "/health")
-            asking = asyncio.create_task(ask(answer))
-            await asyncio.sleep(0)
-            found.append(await front_end_takes(20, event_driven=event_driven, later=10))
-            await asking
-        return found
-
-    return asyncio.run(script())
 
 
 def places(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
@@ -187,7 +165,6 @@ def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any
 
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "connections": (places, first_outputs),
-    "delivery": (messages_arrive,),
     "admission_limit": (places,),
     "submission_errors": (requests_are_submitted,),
     "abandoned_chunks": (requests_are_submitted,),

@@ -103,10 +103,9 @@ def _content(messages: list[Any]) -> list[tuple[int, Any]]:
 
 
 @every_release
-@pytest.mark.parametrize("others", [(), ("delivery",)], ids=str)
-def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, others: tuple[str, ...]) -> None:
+def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool) -> None:
     """Each leg is observed once for first text and first audio; all but the engines' leg is the API process's part."""
-    with only(*others, "queue_metrics"):
+    with only("queue_metrics"):
         assert len(answered(event_driven=event_driven)) == 3
         for output in ("text", "audio"):
             assert {leg: counts("first_output_leg_seconds")[output, leg] for leg in LEGS} == dict.fromkeys(LEGS, 1)

@@ -146,11 +146,8 @@ def test_the_api_processs_delays_are_shown() -> None:
 
 
 @every_release
-@pytest.mark.parametrize("patch", ["queue_metrics", "delivery"])
-def test_the_front_ends_thread_is_the_one_that_drains(
-    patch: str, event_driven: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in an actor, whose main thread has nothing to do with the engine; each of these patches alone notes it."""
+def test_the_front_ends_thread_is_the_one_that_drains(event_driven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an actor, whose main thread has nothing to do with the engine."""
     monkeypatch.setattr(threads, "_named", {})
 
     def served() -> int | None:
@@ -158,7 +155,7 @@ def test_the_front_ends_thread_is_the_one_that_drains(
         assert threads.own()["front_end"] == threading.get_native_id()
         return threading.get_native_id()
 
-    with only(patch), ThreadPoolExecutor(1) as actor:
+    with only("queue_metrics"), ThreadPoolExecutor(1) as actor:
         assert actor.submit(served).result(60) != threading.main_thread().native_id
 
 

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 COUNTS = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
-    "delivery": "woken",
     "lean_processing": "raw_outputs",
 }
 """Patches that act without an API server, each with a counter that shows it."""

@@ -152,10 +152,9 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert {name: entry["state"] for name, entry in fast.states.items()} == as_declared(every=True)
     engaged = {name: patch["counters"] for name, patch in fast.states.items()}
     assert min(engaged["budgeted_drain"]["items"], engaged["queue_metrics"]["observed"]) > 500
-    assert min(engaged["delivery"]["woken"], engaged["lean_processing"]["not_built"]) > 50
-    assert engaged["lean_front_end"]["files"] > 50
+    assert min(engaged["lean_front_end"]["files"], engaged["lean_processing"]["not_built"]) > 50
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
-    for patch in ("nonblocking_dequeue", "budgeted_drain", "delivery"):
+    for patch in ("nonblocking_dequeue", "budgeted_drain"):
         assert {each[patch] for each in found} == {"not_applicable"}
     assert sorted(each["forward_gate"] for each in found) == ["applied", "not_applicable", "superseded"]
     assert sorted(each["save_queue_cap"] for each in found) == ["applied", "applied", "not_applicable"]

@@ -167,8 +167,8 @@ def test_our_variables_show_and_no_other_ones_value(run: Output, monkeypatch: py
     assert "10.0.0.1" not in out
     assert "SECRET" not in out
     assert report(run)[1]["installation"]["environment"] == {FIRST.env: "off", f"{FIRST.env}X": None}
-    monkeypatch.setenv("OMNI_FASTPATH_REQUESTS_FIRST", "1")  # as a start would say it
-    assert "variable-unknown: OMNI_FASTPATH_REQUESTS_FIRST: requests_first is part of delivery" in run("status")[1]
+    monkeypatch.setenv("OMNI_FASTPATH_BUDGETED_DRAIN__ORDER", "x")  # as a start would say it
+    assert "variable-unknown: OMNI_FASTPATH_BUDGETED_DRAIN__ORDER: removed in 0.4" in run("status")[1]
 
 
 def test_status_resolves_a_deploy_config(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
