@@ -22,6 +22,7 @@ BLOCK: dict[str, Any] = {
     "nonblocking_dequeue": True,
     "budgeted_drain": {"max_items": 8, "max_time_us": 1000},
     "connections": True,
+    "delivery": True,
     "admission_limit": True,
     "submission_errors": True,
     "abandoned_chunks": True,

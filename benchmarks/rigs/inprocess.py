@@ -231,11 +231,11 @@ class Pipeline:
 # ---- Front end ----
 
 
-def without_orchestrator() -> Any:
+def without_orchestrator(is_alive: Callable[[], bool] = lambda: True) -> Any:
     """What ``front_end`` needs of a pipeline: an empty output queue, and a thread that says that it lives."""
     outputs = janus.Queue[Any]()
-    lives = type("Thread", (), {"is_alive": lambda _: True})()
-    return SimpleNamespace(outputs=outputs, writer=upstream.output_writer(outputs), thread=lives)
+    thread = type("Thread", (), {"is_alive": staticmethod(is_alive)})()
+    return SimpleNamespace(outputs=outputs, writer=upstream.output_writer(outputs), thread=thread)
 
 
 def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bool) -> Any:

@@ -56,6 +56,7 @@ from omni_fastpath.patches.abandoned_chunks import PATCH as ABANDONED_CHUNKS
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.connections import PATCH as CONNECTIONS
+from omni_fastpath.patches.delivery import PATCH as DELIVERY
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
@@ -68,6 +69,7 @@ PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
     BUDGETED_DRAIN,
     CONNECTIONS,
+    DELIVERY,
     ADMISSION_LIMIT,
     SUBMISSION_ERRORS,
     SAVE_QUEUE_CAP,

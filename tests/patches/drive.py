@@ -106,8 +106,8 @@ def before_processing(pipeline: Any, call: Callable[[int, Any], None]) -> None:
     pipeline.orchestrator._process_llm_stage_outputs = processing
 
 
-async def front_end_takes(count: int, *, event_driven: bool) -> list[int]:
-    """Let upstream's loop of the front end hand out so many numbered messages of one request; the numbers."""
+async def front_end_takes(count: int, *, event_driven: bool, later: int = 0) -> list[int]:
+    """Let upstream's loop of the front end hand out so many numbered messages of one request, and more later."""
     from vllm_omni.engine.messages import OutputMessage
 
     from benchmarks.rigs.inprocess import front_end, without_orchestrator
@@ -116,14 +116,20 @@ async def front_end_takes(count: int, *, event_driven: bool) -> list[int]:
 
     async def put(message: Any) -> None:
         found.append(message.engine_outputs)
-        if len(found) == count:
+        if len(found) == count + later:
             done.set()
 
-    for number in range(count):
+    def send(number: int) -> None:
         message = OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
-        pipeline.outputs.sync_q.put_nowait(message)
+        pipeline.writer.put_nowait(message)
+
+    for number in range(count):
+        send(number)
     served = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
     served._final_output_handler()
+    for number in range(count, count + later):
+        await asyncio.sleep(0.003)
+        send(number)
     await asyncio.wait_for(done.wait(), 30)
     served.final_output_task.cancel()
     await asyncio.gather(served.final_output_task, return_exceptions=True)

@@ -24,7 +24,7 @@ from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 from tests.patches.content import sequences
-from tests.patches.drive import only, run, silent
+from tests.patches.drive import front_end_takes, only, run, silent
 from tests.patches.lines import FailsAt, Line, traced
 from tests.patches.small_stage import SmallStage
 
@@ -35,6 +35,11 @@ Play = Callable[[pytest.MonkeyPatch, Any], Any]
 
 
 # ---- The scenarios ----
+
+
+def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
+    """What the front end takes in event-driven mode, queued and waited for."""
+    return asyncio.run(front_end_takes(20, event_driven=True, later=10))
 
 
 def places(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
@@ -165,6 +170,7 @@ def requests_are_submitted(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any
 
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "connections": (places, first_outputs),
+    "delivery": (messages_arrive,),
     "admission_limit": (places,),
     "submission_errors": (requests_are_submitted,),
     "abandoned_chunks": (requests_are_submitted,),
