@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.rigs import about
 from benchmarks.rigs.arm import Arm
-from omni_fastpath.config import value_variable
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.patches.connections import PATCH as CONNECTIONS
 from omni_simulated_device import WITHOUT_VARIABLE
@@ -30,12 +29,6 @@ _PATCHES = {
     **{f"only-{patch.name}": {patch.env: "1"} for patch in PATCHES},
 }
 _PARTS = {f"without-{part}": {**_ON, WITHOUT_VARIABLE: part} for part in PARTS}
-_PARTS |= {
-    f"without-{key}": {**_ON, value_variable(patch, key): "0"}
-    for patch in PATCHES
-    for key, field in patch.options.model_fields.items()
-    if field.annotation is bool and patch.default_on
-}
 
 ARMS: Mapping[str, Arm] = {
     arm.name: arm

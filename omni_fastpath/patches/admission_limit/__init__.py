@@ -37,31 +37,20 @@ CHAT, BATCH, SPEECH = (f"{SERVING}.{name}" for name in ("serving_chat", "batch_s
 CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 
-
-def _fit(*releases: str) -> Fit:
-    """The row of these releases."""
-    seams: tuple[AnySeam, ...] = (
-        Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
-        Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
-        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
-        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
-        Relies(ERRORS, "BaseServing.create_error_response"),
-        Relies("vllm.engine.arg_utils", "AsyncEngineArgs"),
-        Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
-        *(Relies(CHATS, name) for name in ("ChatCompletionRequest", "BatchChatCompletionRequest")),
-        Relies(f"{SERVING}.protocol.audio", "BatchSpeechRequest"),
-    )
-    api_server = (seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entry")))
-    return Fit(
-        releases=releases,
-        seams=seams,
-        of_api_server=tuple(dict.fromkeys(api_server)),
-        without_api_server="there is no API server, so no request is checked",
-    )
-
+SEAMS: tuple[AnySeam, ...] = (
+    Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
+    Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+    Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
+    Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
+    Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
+    Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
+    Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
+    Relies(ERRORS, "BaseServing.create_error_response"),
+    Relies("vllm.engine.arg_utils", "AsyncEngineArgs"),
+    Relies("vllm_omni.entrypoints.async_omni", "AsyncOmni"),
+    *(Relies(CHATS, name) for name in ("ChatCompletionRequest", "BatchChatCompletionRequest")),
+    Relies(f"{SERVING}.protocol.audio", "BatchSpeechRequest"),
+)
 
 PATCH = Patch(
     name="admission_limit",
@@ -76,6 +65,11 @@ PATCH = Patch(
     ),
     rows=(
         Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
-        _fit("0.30.0", "0.32.0rc1"),
+        Fit(
+            releases=("0.30.0", "0.32.0rc1"),
+            seams=SEAMS,
+            of_api_server=tuple(seam.module for seam in SEAMS if seam.module.startswith((SERVING, "vllm.entry"))),
+            without_api_server="there is no API server, so no request is checked",
+        ),
     ),
 )
