@@ -1,9 +1,9 @@
 """The hooks, when they are called, and their arguments.
 
-All hooks but ``on_patch_state`` are called on the orchestrator's event loop, which dispatches raw
-outputs, so the time that a hook takes delays the audio of all requests. A hook that raises anything, also
-``SystemExit``, is reported once and its plugin is switched off. A plugin with a hook that must be awaited or iterated
-is refused. On 0.32.0rc1 only ``on_patch_state`` is called, because the patches that call the others are superseded.
+All hooks but ``on_patch_state`` are called on the orchestrator's event loop, which dispatches raw outputs, so the time
+that a hook takes delays the audio of all requests. A hook that raises anything, also ``SystemExit``, is reported once
+and its plugin is switched off. A plugin with a hook that must be awaited or iterated is refused. On 0.32.0rc1 only
+``on_patch_state`` is called, because the patches that call the others are superseded.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ What:
 Why:
     In event-driven mode a thread waits for each message and hands it to the event loop. That costs two hand-overs of
     the interpreter lock for each message, for which the thread waits behind the orchestrator. On a simulated node of
-    eight H100s with 128 streams messages then wait for seconds, also if the orchestrator is not late.
+    eight H100s with 128 streams messages then wait for seconds, also with ``budgeted_drain``.
 Why not a hook:
     Upstream's mode is one for the orchestrator and for the front end.
 Scope:
