@@ -4,9 +4,10 @@ Both arms get the same requests, and the same fault at the same point: streams s
 one before has its first piece, and the fault comes when all are under way (or a request's id says what is done to it,
 see `injected`). So each request is at the same replica in both. Of a request that ends well every byte must be equal;
 of one that fails, status, code and words, and what came before is a prefix of the other arm's: how far a stream is when
-a process dies is a matter of time. Then more requests come, one after another. Servers are real, with real stage
-engines where no *light* is said; several faults are done to one pair of servers in turn. ``/dev/shm`` is a small one of
-this program's own, where the machine allows that.
+a process dies is a matter of time. If it had ended before the fault in one arm only, just the prefix is compared. Then
+more requests come, one after another. Servers are real, with real stage engines where no *light* is said; several
+faults are done to one pair of servers in turn. ``/dev/shm`` is a small one of this program's own, where the machine
+allows that.
 """
 
 from __future__ import annotations
@@ -188,6 +189,12 @@ class Seen:
     asked: list[Capture]
     injected: int
     acted_s: float
+    acted_at_s: float
+    """When ``act`` began, `time.monotonic` seconds."""
+
+    def was_over(self, capture: Capture) -> bool:
+        """Whether this request had ended by then."""
+        return 0.0 < capture.e2e_s < self.acted_at_s - capture.started_at_s
 
 
 @dataclass
@@ -209,8 +216,8 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Capture], float]:
-    """What was answered, and how long ``act`` took, seconds; *place* is the fault's among those of this server."""
+async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Capture], float, float]:
+    """What was answered, how long ``act`` took, seconds, and when it began; *place* is the fault's on this server."""
     found: list[Capture] = []
     tasks: list[asyncio.Task[Capture]] = []
     reads = asyncio.Event()
@@ -249,7 +256,7 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
                 task.cancel()
                 capture.fail(LOST)
         await asyncio.wait(tasks)
-    return found, acted_s
+    return found, acted_s, begun
 
 
 def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Served:
@@ -266,10 +273,10 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
         server_arms.prove(server, arm, {"api", "engines"} if world.light else server_arms.roles(3))
         for place, fault in enumerate(faults):
             results.progress(f"{arm.name}: {fault.name}")
-            asked, acted_s = asyncio.run(ask(server, fault, place))
+            asked, acted_s, begun = asyncio.run(ask(server, fault, place))
             (SHARED_MEMORY / "ballast").unlink(missing_ok=True)
             said = server.log_path.read_text(errors="replace").count(f"[injected] {fault.word}")
-            seen.append(Seen(asked, said, acted_s))
+            seen.append(Seen(asked, said, acted_s, begun))
         records = ((role, *each) for role, one in server.snapshots().items() for each in one.patches.items())
         aside = [(role, name, each.reason) for role, name, each in records if each.state is State.FAILED]
     assert server.shutdown is not None
@@ -289,12 +296,12 @@ def _segments() -> set[str]:
 # ---- Stock and fastpath ----
 
 
-def unlike(stock: Capture, fast: Capture) -> str | None:
-    """In what a request's fate differs between the arms."""
+def unlike(stock: Capture, fast: Capture, *, same_fate: bool = True) -> str | None:
+    """In what a request's fate differs between the arms; without *same_fate* one may end and the other fail."""
     if stock.succeeded and fast.succeeded:
         return "; ".join(answers_differ([fast.answer()], [stock.answer()]))[:300] or None
     fates = [(each.status, each.error_code, _words(each.error), each.aborted) for each in (stock, fast)]
-    if fates[0] != fates[1]:
+    if same_fate and fates[0] != fates[1]:
         return f"{fates[1]} against {fates[0]}"
     pairs = ((stock.text.encode(), fast.text.encode()), (stock.audio, fast.audio))
     return None if all(a.startswith(b) or b.startswith(a) for a, b in pairs) else "neither begins as the other"
@@ -306,8 +313,11 @@ def _words(error: str | None) -> str:
 
 
 def _compare(fault: Fault, stock: Seen, fast: Seen) -> list[str]:
-    pairs = enumerate(zip(stock.asked, fast.asked, strict=True))
-    found = [f"request {number}: {words}" for number, (a, b) in pairs if (words := unlike(a, b))]
+    found = []
+    for number, (a, b) in enumerate(zip(stock.asked, fast.asked, strict=True)):
+        is_before_all = fault.act is None or fault.is_first
+        if words := unlike(a, b, same_fate=is_before_all or stock.was_over(a) == fast.was_over(b)):
+            found.append(f"request {number}: {words}")
     if fault.is_injected is not False and not (fast.injected and (stock.injected or fault.is_injected is None)):
         found.append(f"the fault was not there: {stock.injected} times in stock, {fast.injected} in fastpath")
     return found
