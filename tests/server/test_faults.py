@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.processes import process
 
-pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(1500)]
 
 
 def test_what_fails_fails_as_on_stock() -> None:

@@ -105,7 +105,7 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
             # From a shell with another runtime folder than the server's.
             doctor = [sys.executable, "-m", "omni_fastpath", "doctor", "--json"]
             seen.healthy = json.loads(subprocess.run(doctor, stdout=subprocess.PIPE, check=False).stdout)
-        seen.killed, *_ = asyncio.run(faults.ask(server, _KILLED))
+        seen.killed, _ = asyncio.run(faults.ask(server, _KILLED))
     seen.shutdown = server.shutdown
     return seen
 
