@@ -22,6 +22,17 @@ def test_messages_are_taken_once_and_in_order(event_driven: bool, counted: int) 
         assert entry.counters["messages"] == counted
 
 
+async def test_a_message_that_comes_within_the_timeout_is_returned() -> None:
+    """The call waits for it, as upstream's own does."""
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+
+    engine: Any = front_end(without_orchestrator(lambda: True), {}, event_driven=True).engine
+    with only("delivery") as entry:
+        asyncio.get_running_loop().call_later(0.05, engine.output_queue.sync_q.put_nowait, "late")
+        assert await engine.get_output_blocking_async(timeout=60) == "late"
+        assert entry.counters["messages"] == 1
+
+
 async def test_silence_ends_in_a_check_of_the_orchestrator() -> None:
     """A wait without a message gives None, without a thread; if the orchestrator died, upstream's error, at the end."""
     from benchmarks.rigs.inprocess import front_end, without_orchestrator

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.ab.serving import Child
 from tests.server.conftest import DEPLOY, all_states
 
-pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(1500)]
 
 PATIENCE_S = 400.0
 """For a process that starts on a busy machine."""

@@ -2,7 +2,7 @@
 
 What:
     Takes the orchestrator's next message as upstream's front end does in poll mode: at once if one is queued, else
-    after a millisecond.
+    it looks again each millisecond.
 Why:
     In event-driven mode a thread waits for each message and hands it to the event loop. That costs two hand-overs of
     the interpreter lock for each message, for which the thread waits behind the orchestrator. On a simulated node of
@@ -13,8 +13,8 @@ Scope:
     Event loop of the API server or of ``AsyncOmni`` in event-driven mode. In poll mode its counter stays 0, because
     upstream itself does the same.
 Fragility:
-    Replaces the engine's taker ("a message, or None after checking that the orchestrator lives"). The check remains
-    upstream's.
+    Replaces the engine's taker ("a message, or None after ``timeout`` if the orchestrator lives"). Upstream's own is
+    called to raise if it died.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode).
 Remove when:
