@@ -147,8 +147,13 @@ async def _fill(_server: Server) -> None:
 
 _TWO, _TERMINATED, _FULL = World("two-code2wavs", code2wavs=2), World("terminated"), World("full")
 _LIGHT, _APIS = World("light", light=True), World("two-apis", light=True, arguments=("--api-server-count", "2"))
-_KILL = signal.SIGKILL
-_ALL: Any = {"hits": tuple(range(STREAMS)), "differ": {"max_tokens": LONGER}}
+
+
+def _killed(name: str, done: str, role: str) -> Fault:
+    """A process is killed while all streams, longer ones, are under way."""
+    act = signalled(role, signal.SIGKILL)
+    return Fault(name, done, _TWO, act, hits=tuple(range(STREAMS)), differ={"max_tokens": LONGER})
+
 
 _FILLED = Fault("full", "no room in shared memory from before the first request", _FULL, _fill, is_first=True)
 
@@ -161,8 +166,8 @@ FAULTS = (
     Fault("put-blocks", f"a put takes {injected.BLOCKED_S:g} s, for two", _TWO, word="put-blocks", is_injected=True),
     Fault("hook-sleeps", "a hook sleeps at each output of two", _TWO, word="hook-sleeps", is_injected=None),
     Fault("hook-raises", "a hook raises", _TWO, word="hook-raises", is_injected=None),
-    Fault("killed", "a code2wav of two: SIGKILL", _TWO, signalled("stage2_replica0", _KILL), **_ALL),
-    Fault("killed-last", "the code2wav that is left: SIGKILL", _TWO, signalled("stage2_replica1", _KILL), **_ALL),
+    _killed("killed", "a code2wav of two: SIGKILL", "stage2_replica0"),
+    _killed("killed-last", "the code2wav that is left: SIGKILL", "stage2_replica1"),
     Fault("sigterm", f"SIGTERM, and clients leave {HOLD_ON_S:g} s later", _TERMINATED, _stop_server, ends=True),
     _FILLED,
     Fault(

@@ -140,7 +140,7 @@ ALONE: Kinds = {
         for stream in (False, True)
     ],
 }
-"""Upstream answers these with the output that came last, text or audio: on an idle server that is the audio."""
+"""Upstream answers these with the output that came last, text or audio: on an idle server mostly the audio."""
 
 STOPPED: Kinds = {
     "stop strings": [*_ways(_chat(**_STOP)), *_ways(_chat(include_stop_str_in_output=True, **_STOP))],

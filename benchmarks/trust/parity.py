@@ -138,9 +138,9 @@ def alike(asked: Asked, events: Sequence[bytes]) -> dict[str, list[bytes]]:
     Text and audio come from different stages, and their order depends on timing, on stock too. Therefore, if audio was
     requested, events are compared stage by stage and not how they interleave. Three fields depend on that order and are
     made equal. ``metrics`` of an event are null instead of {} once a stage has ended, audio events repeat the length of
-    the prompt once text was sent, and the finish reason is in the stage that ends last. ``/v1/responses``
-    counts the prompt of the output that came last: the audio's has six tokens more than the text's, and on a busy stock
-    server the text may be last. So its counts with the prompt in them are set to 0.
+    the prompt once text was sent, and the finish reason is in the stage that ends last. ``/v1/responses`` counts the
+    prompt of the output that came last: the audio's has six tokens more than the text's, and on a busy stock server the
+    text may be last. So its counts with the prompt in them are set to 0.
 
     All other bytes are unchanged. The middle of a long event is replaced by its digest.
     """

@@ -23,18 +23,21 @@ def test_messages_are_taken_once_and_in_order(event_driven: bool) -> None:
 
 
 async def test_without_a_message_upstream_waits() -> None:
-    """A wait ends with None, or with upstream's error if the orchestrator died, after the last message was taken."""
+    """Its thread is made then. A wait ends with None, or with its error if the orchestrator died, after the last."""
     from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
     alive = [True]
     engine: Any = front_end(without_orchestrator(lambda: bool(alive)), {}, event_driven=True).engine
     with only("delivery") as entry:
+        engine.output_queue.sync_q.put_nowait("queued")
+        assert await engine.get_output_blocking_async(timeout=0.01) == "queued"
+        assert vars(engine)["_output_drain_executor"] is None
         assert await engine.get_output_blocking_async(timeout=0.01) is None
         alive.clear()
         engine.output_queue.sync_q.put_nowait("the last")
         assert await engine.get_output_blocking_async(timeout=0.01) == "the last"
         with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
             await engine.get_output_blocking_async(timeout=0.01)
-        assert entry.counters["messages"] == 1
+        assert entry.counters["messages"] == 2
         assert not entry.has_failed
     engine._output_drain_executor.shutdown()
