@@ -107,8 +107,8 @@ def guard_wrapper(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable
         call = Call(wrapped)
         try:
             return wrapper(call, instance, args, kwargs)
-        except Exception as error:
-            if call.raised(error):
+        except BaseException as error:
+            if call.raised(error) or not isinstance(error, Exception):
                 raise
             entry.fail(what, error)
         return call.outcome() if call.was_made else wrapped(*args, **kwargs)
@@ -117,8 +117,8 @@ def guard_wrapper(entry: PatchState, wrapper: Wrapper, what: str, fits: Callable
         call = AwaitedCall(wrapped)
         try:
             return await wrapper(call, instance, args, kwargs)
-        except Exception as error:
-            if call.raised(error):
+        except BaseException as error:
+            if call.raised(error) or not isinstance(error, Exception):
                 raise
             entry.fail(what, error)
         return call.outcome() if call.was_made else await wrapped(*args, **kwargs)

@@ -197,22 +197,38 @@ def test_upstream_runs_once(where: str, upstream_raises: bool, is_async: bool, m
     assert entry.has_failed is (where in ("before", "while handling" if upstream_raises else "after"))
 
 
-def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that passes a guard is not kept alive until a garbage collection."""
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_exception_that_passes_is_not_kept(
+    error: type[BaseException], is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception that passes a guard, or a cancellation, is not kept alive until a garbage collection."""
 
     class Object:
         """To be referred to weakly."""
 
     def upstream(_given: Object) -> None:
-        raise ValueError
+        raise error
 
-    entry, around = _guarded(lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs), monkeypatch)
+    async def awaited_upstream(given: Object) -> None:
+        upstream(given)
+
+    async def awaited_wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> None:
+        await wrapped(*args, **kwargs)
+
+    def wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+
+    entry, around = _guarded(awaited_wrapper if is_async else wrapper, monkeypatch)
     gc.disable()
     try:
         given = Object()
         seen = weakref.ref(given)
-        with contextlib.suppress(ValueError):
-            around(upstream, None, (given,), {})
+        with contextlib.suppress(error):
+            if is_async:
+                around(awaited_upstream, None, (given,), {}).send(None)
+            else:
+                around(upstream, None, (given,), {})
         del given
         assert seen() is None
     finally:
