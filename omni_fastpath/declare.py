@@ -57,7 +57,8 @@ class Seam:
 
     ``omni_fastpath/fingerprints`` has the fingerprint of each but an ``Add`` on every release that was read. The patch
     is installed only where they match. Every upstream function that a patch calls is declared, as is every class whose
-    attributes it reads. A patch's docstring names the attributes that no class declares, under Fragility.
+    attributes it reads, unless a declared function reads them too. A patch's docstring names the attributes that no
+    class declares, under Fragility.
 
     Attributes:
         module: The module, for example ``vllm_omni.engine.stage_pool``.

@@ -81,6 +81,14 @@ def test_first_output_is_built_and_the_next_are_not(lean: tuple[Play, dict[str, 
     assert counters["not_built"] == 4
 
 
+def test_a_pool_that_keeps_no_times_needs_no_first_output(lean: tuple[Play, dict[str, int]]) -> None:
+    """With 0.32's ``--no-collect-stage-metrics`` there is no time of a first output, and none is built for it."""
+    play, counters = lean
+    vars(play.pipeline.pools[1]).update(collect_stage_metrics=False)
+    assert [each.outputs for each in _talk(play)] == [[]] * 5
+    assert counters["not_built"] == 5
+
+
 def _conditions(play: Play) -> dict[str, Callable[[], Any]]:
     """What makes each condition true for the request of the fixture."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer

@@ -47,7 +47,8 @@ class Unseen:
     Attributes:
         request: The orchestrator's state of the request, which may become a session's.
         name: The request's id.
-        firsts: The pool's times of each request's first output with content, which are removed with its binding.
+        firsts: The pool's times of each request's first output with content, which are removed with its binding. If
+            the pool keeps no times, the request alone.
         bare: The result for each entry, with an output that only passes through routing and no request to abort.
     """
 
@@ -105,7 +106,8 @@ def _find_out(processor: Any, state: Any, name: str) -> Unseen | Literal[False] 
         return None
     orchestrator, stage_id = stage
     pool = orchestrator.stage_pools[stage_id]
-    firsts = pool._non_empty_first_output_timestamps_by_request
+    keeps_times = getattr(pool, "collect_stage_metrics", True)  # an option from 0.32 on
+    firsts = pool._non_empty_first_output_timestamps_by_request if keeps_times else {name: 0.0}
     if name not in firsts:
         return None
     request = orchestrator.request_states.get(name)

@@ -14,9 +14,9 @@ Scope:
     Both of upstream's loops, and ``budgeted_drain``. Legs: the first request of an HTTP POST whose answer is sent in
     parts. Only replicas on this host are timed. Outputs of a diffusion stage are not, and a request there, or a session
     that waits for its client, or one of a paused engine, never counts as without output. A first output is missed if
-    upstream forgets another request while it is processed. What the event-driven loop has read and not dispatched
-    counts in times but not in the depth. Without async-chunk, ``engines`` includes the orchestrator's work between two
-    stages.
+    upstream forgets another request while it is processed, and all are with 0.32's ``--no-collect-stage-metrics``. What
+    the event-driven loop has read and not dispatched counts in times but not in the depth. Without async-chunk,
+    ``engines`` includes the orchestrator's work between two stages.
 Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
