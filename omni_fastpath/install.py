@@ -258,7 +258,7 @@ def is_installed(name: str) -> bool:
 
 
 def install(patch: Patch, process: Process | None = None, on_unlisted: str | None = None) -> State:
-    """Install one patch and return its state. Errors of the patch and of upstream's modules become states.
+    """Install one patch and return its state. Errors of the patch and of upstream modules become states.
 
     Args:
         patch: Its declaration.

@@ -1,4 +1,4 @@
-"""Override a method of one of upstream's queues, and put it back."""
+"""Override a method of an upstream queue, and put it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find, verify, write and restore slots: attributes of upstream's modules and classes.
+"""Find, verify, write and restore slots: attributes of upstream modules and classes.
 
 A slot's raw value is the object in its owner's ``__dict__``. ``getattr`` must not be used, because it binds the object.
 If uninstalling wrote back a bound classmethod, calls on subclasses would get the owner as their class, and a function

@@ -4,7 +4,7 @@
 only the standard library and wrapt are imported until a deploy YAML is read, an engine starts or a server shows that it
 is off. ``register`` raises nothing, because any exception would stop every vLLM process on the machine.
 
-Two functions of upstream's are wrapped in a server. Where a deploy YAML is read, a bad setting refuses the start at
+Two upstream functions are wrapped in a server. Where a deploy YAML is read, a bad setting refuses the start at
 once. Where an engine is about to spawn its stages, with or without a YAML, the configuration takes effect. Three things
 can go wrong:
 

@@ -46,14 +46,15 @@ def recorded(
 def entries(lines: Sequence[Mapping[str, Any]]) -> dict[int, list[list[dict[str, Any]]]]:
     """Each stage's requests in the order of their coming, each with its entries, their ids left out.
 
-    Only the first has its prefill statistics: a real code2wav omits a later chunk's if it came during the step before.
+    Later entries without tokens have no prefill statistics: a real code2wav omits a chunk's that came during the step
+    before.
     """
     found: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for output in line["raw"]["outputs"]:
             entry = dict(output)
             of_request = found[line["stage"]][entry.pop("request_id")]
-            if of_request:
+            if of_request and not entry["new_token_ids"]:
                 del entry["prefill_stats"]
             of_request.append(entry)
     return {stage: list(requests.values()) for stage, requests in found.items()}

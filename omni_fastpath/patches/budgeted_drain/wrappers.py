@@ -14,7 +14,7 @@ _patch = state_of("budgeted_drain")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
-    """Run this patch's loop in place of either of upstream's loops."""
+    """Run this patch's loop in place of either upstream loop."""
     return Drain(instance, _patch).run(partial(wrapped, *args, **kwargs))
 
 

@@ -11,7 +11,7 @@ Why:
 Why not a hook:
     Upstream has none around routing. Its own monitor of the orchestrator's loop writes a file at the end.
 Scope:
-    Both of upstream's loops, and ``budgeted_drain``. Legs: the first request of an HTTP POST whose answer is sent in
+    Both upstream loops, and ``budgeted_drain``. Legs: the first request of an HTTP POST whose answer is sent in
     parts. Only replicas on this host are timed. Outputs of a diffusion stage are not, and a request there, or a session
     that waits for its client, or one of a paused engine, never counts as without output. A first output is missed if
     upstream forgets another request while it is processed, and all are with 0.32's ``--no-collect-stage-metrics``. What

@@ -60,7 +60,7 @@ class Account:
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
         """Called when processing begins. Returns what to call when it ends, or None if the replica is gone.
 
-        Takes the arguments of upstream's method.
+        Takes the same arguments as upstream.
         """
         self._processed = None  # outputs that are routed while this one is processed are made from it
         now_s, made_s, pool = monotonic(), raw_outputs.timestamp, self.pools[stage_id]
@@ -86,7 +86,7 @@ class Account:
     def routing(self, stage_id: int, *_: Any, **__: Any) -> End:
         """Called when routing begins. Returns what to call when it ends, or None for outputs of a diffusion stage.
 
-        Takes the arguments of upstream's method.
+        Takes the same arguments as upstream.
         """
         last, self._processed = self._processed, None
         return None if last is None or last[0] != stage_id else partial(self._routed, *last[1:])
