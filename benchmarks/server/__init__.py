@@ -26,6 +26,10 @@ options: an object of the patch is replaced in the server (`omni_simulated_devic
 ``ARM@FOLDER`` is an arm of another checkout of this repository: of its code is what the server imports as
 omni_fastpath, proved by its own ``benchmarks.rigs.server_arms``; device, engines and client are this one's.
 
+``--pace 2`` is for a machine whose cores are half as fast as they were, or as a server's are: steps of the device take
+twice as long, arrivals lie twice as far apart, and all times of the table but processor time are what passed over two.
+What waits by a timer in the server (the poll loop's millisecond for each replica) counts half.
+
 The limit is what the same engines give with no server around them (`benchmarks.limit`). ``--capacity``: the most
 streams at which first audio and underrun stay near it, found by halves, one server for all.
 

@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             loop="open" if options.rate else "closed",
             waves=options.waves,
             requests=options.requests,
+            pace=options.pace,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
     parser.add_argument("--arms", type=named, help="with commas; a+b is both; --help-arms names them")
     parser.add_argument("--help-arms", action="version", version="\n".join(ARMS))
+    parser.add_argument(
+        "--pace", type=float, default=Load.pace, help="2: for a machine at half speed, the device at half speed too"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--parts",

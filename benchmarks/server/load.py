@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -65,9 +65,13 @@ class Load:
         loop: Closed: the next request starts when one has ended; open: a Poisson process, the same for every start.
         waves: Requests at a level of a closed loop, in blocks of its streams.
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
+        pace: Steps of the device take so many times as long, and arrivals of an open loop lie as much further apart.
+            Captures are in the device's seconds: what passed over *pace*. So a server on slower cores has the share of
+            a step that it has on faster ones; what waits by a timer of its own seems shorter.
 
     Raises:
-        ValueError: *vary* is no share, or Qwen3-TTS is asked for text or given a prompt of so many tokens.
+        ValueError: *vary* is no share, *pace* is below 1, or Qwen3-TTS is asked for text or given a prompt of so many
+            tokens.
     """
 
     levels: Sequence[float] = LEVELS
@@ -79,10 +83,13 @@ class Load:
     loop: Loop = "closed"
     waves: int = 2
     requests: int | None = None
+    pace: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
             raise ValueError(f"vary: found {self.vary:g}, allowed: 0 to less than 1")
+        if self.pace < 1:
+            raise ValueError(f"pace: found {self.pace:g}, allowed: 1 and more")
         if self.is_speech and (self.kind == "text" or self.prompt is not None):
             raise ValueError(f"layout: found {self.layout} with text or a prompt, which are of chat")
 
@@ -107,7 +114,8 @@ class Load:
         least, most = self.lengths
         speech = {"qwen3_tts": {"min_frames": least, "max_frames": most}}
         chat = {"talker": {"frames_per_token": FRAMES_PER_TOKEN}}
-        return {"preset": LAYOUTS[self.layout].preset, "stages": speech if self.is_speech else chat}
+        stages = {"*": {"pace": self.pace}, **(speech if self.is_speech else chat)}
+        return {"preset": LAYOUTS[self.layout].preset, "stages": stages}
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -142,9 +150,9 @@ class Load:
         return text if self.prompt is None else (text + " word" * self.prompt)[: self.prompt - _TEMPLATE_TOKENS]
 
     def starts_s(self, rate: float) -> list[float]:
-        """When the requests of an open loop arrive, seconds from its beginning."""
+        """When the requests of an open loop arrive, seconds of the wall clock from its beginning."""
         draws = random.Random(f"{rate:g} a second")
-        return [0.0, *accumulate(draws.expovariate(rate) for _ in range(self.count(rate) - 1))]
+        return [0.0, *accumulate(self.pace * draws.expovariate(rate) for _ in range(self.count(rate) - 1))]
 
     def asked_at(self, level: float) -> list[Request]:
         """The requests of a level."""
@@ -154,17 +162,24 @@ class Load:
         """One level, on a server; *late* gets by how much the client was late, seconds."""
         requests = self.asked_at(level)
         if self.loop == "open":
-            return run_open_loop(url, requests, self.starts_s(level), late)
-        return run_closed_loop(url, requests, int(level), late)
+            return self._in_device_time(run_open_loop(url, requests, self.starts_s(level), late))
+        return self._in_device_time(run_closed_loop(url, requests, int(level), late))
 
     def limit(self, level: float) -> list[Capture]:
         """What the GPUs allow of a level."""
         loop = {"starts_s": self.starts_s(level)} if self.loop == "open" else {"streams": int(level)}
-        return limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop)
+        return self._in_device_time(limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop))
+
+    def _in_device_time(self, captures: list[Capture]) -> list[Capture]:
+        for each in captures:
+            each.started_at_s, each.e2e_s = each.started_at_s / self.pace, each.e2e_s / self.pace
+            each.pieces = [replace(piece, at_s=piece.at_s / self.pace) for piece in each.pieces]
+        return captures
 
     def __str__(self) -> str:
         """As a table's title has it."""
         loop = "open loop, Poisson arrivals" if self.loop == "open" else f"closed loop, {self.waves} waves"
         what = "codec frames" if self.is_speech else f"text tokens{' with audio' * (self.kind == 'audio')}"
         prompt = f", prompts of {self.prompt} tokens" if self.prompt else ""
-        return f"{self.layout}, {loop}, answers of {self.lengths[0]} to {self.lengths[1]} {what}{prompt}"
+        pace = f", at 1/{self.pace:g} of the device's pace" * (self.pace != 1)
+        return f"{self.layout}, {loop}, answers of {self.lengths[0]} to {self.lengths[1]} {what}{prompt}{pace}"

@@ -131,9 +131,9 @@ def run_level(server: Server, load: Load, level: float, log: Path) -> tuple[dict
         **figures(captures, cpu_s),
         Figure.MEMORY: sum(psutil.Process(pid).memory_info().rss for pid in server.pids("api")) / 2**20,
         Figure.ENGINES_LATE: max(
-            (each["late_p99_ms"] for each in _kept_time_until_now(server, log).values()), default=math.nan
+            (each["late_p99_ms"] / load.pace for each in _kept_time_until_now(server, log).values()), default=math.nan
         ),
-        Figure.CLIENT_LATE: 1000 * quantile(late, 0.99),
+        Figure.CLIENT_LATE: 1000 * quantile(late, 0.99) / load.pace,
         Figure.CLIENT: mine_s / took_s,
     }, captures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from benchmarks.ab.capture import Capture, chat_request, speech_request
 from benchmarks.calibration import MEASURES, devices, rows
 from benchmarks.limit import limit_of
 from benchmarks.rigs import whole_server
-from omni_simulated_device import content
+from benchmarks.server.figures import figures
+from benchmarks.server.load import Load
+from omni_simulated_device import config, content
 
 pytestmark = [pytest.mark.upstream]
 
@@ -45,6 +48,16 @@ def test_speech() -> None:
     [found] = limit_of([speech_request("Hello")], "qwen3_tts", "qwen3_tts_v2.yaml", device, streams=1)
     assert times_ms(found)["audio"] == [20 + 11.5, 270 + 11.5, 310 + 11.5]
     assert [len(piece.audio) // 3840 for piece in found.audio_pieces] == [1, 25, 4]
+
+
+@pytest.mark.parametrize("loop", [{"levels": (4,)}, {"levels": (2,), "loop": "open", "requests": 8}])
+def test_half_the_pace_is_the_same_load(loop: dict[str, Any]) -> None:
+    """At half the pace the device takes twice as long, and in its own seconds everything comes at the same time."""
+    usual, slow = Load(tokens=20, **loop), Load(tokens=20, pace=2, **loop)
+    steps_s = [config.load(json.dumps(each.device)).stage("thinker").step_s(8, 8) for each in (usual, slow)]
+    assert steps_s[1] == pytest.approx(2 * steps_s[0])
+    found = [figures(each.limit(each.levels[0]), cpu_s=1.0) for each in (usual, slow)]
+    assert found[1] == pytest.approx(found[0])
 
 
 @pytest.mark.parametrize("model", ["qwen3_omni", "qwen3_tts"])

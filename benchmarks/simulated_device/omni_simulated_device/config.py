@@ -25,6 +25,7 @@ KV_CACHE_MIB = 8192
 
 Cost = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Pace = Annotated[float, msgspec.Meta(ge=1)]
 
 
 def light_engines() -> bool:
@@ -62,6 +63,8 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of each request in the batch, microseconds."""
     per_token_us: Cost = 0.0
     """Cost of each token of a prompt or of a chunk, microseconds."""
+    pace: Pace = 1.0
+    """A step takes so many times as long: for a machine whose cores are slower in the same measure."""
     min_tokens: Count = 20
     """Thinker: fewest text tokens of a request, the end-of-sequence token included."""
     max_tokens: Count = 60
@@ -79,7 +82,8 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What a step of so many tokens and requests takes, seconds."""
         base_ms = self.alone_ms if self.alone_ms and requests == 1 else self.base_ms
         fixed_ms = base_ms + self.saturating_ms * (1 - _UNREAD**requests)
-        return fixed_ms * 1e-3 + (self.per_req_us * requests + self.per_token_us * max(0, tokens - requests)) * 1e-6
+        growing_us = self.per_req_us * requests + self.per_token_us * max(0, tokens - requests)
+        return self.pace * (fixed_ms * 1e-3 + growing_us * 1e-6)
 
     def __post_init__(self) -> None:
         for low, high in (("min_tokens", "max_tokens"), ("min_frames", "max_frames")):

@@ -184,7 +184,7 @@ class Engine:
             if part.answer.finish is not None:
                 self._drop(part.live)
         if arrivals:
-            self._later(step.due + HOP_S, lambda at: self._arrive(arrivals, at))
+            self._later(step.due + HOP_S * self._behaviour.spec.settings.pace, lambda at: self._arrive(arrivals, at))
         self.steps += 1
         self._step = None
         self.busy_s += time.thread_time() - began
