@@ -131,7 +131,6 @@ def run_starts(
     measure: Callable[[AnArm, Path], Mapping[str, Any]],
     *,
     of: Mapping[str, Any] | None = None,
-    counts: Callable[[Mapping[str, Any]], bool] = lambda _line: True,
     minutes: float = math.inf,
 ) -> dict[str, list[Mapping[str, Any]]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``.
@@ -142,7 +141,6 @@ def run_starts(
         starts: Of each arm.
         measure: One start: from the arm and a path for the log to the fields of its line.
         of: Of what the starts are. Those that the file has of the same count, and a run that was cut off goes on.
-        counts: Whether a start of the file does. Another one is made in the place of one that does not.
         minutes: No start begins that would probably end later.
 
     Returns:
@@ -153,10 +151,7 @@ def run_starts(
     said = json.loads(json.dumps(of, default=dataclasses.asdict))
     for line in results.read(name) if of is not None else ():
         if line.get("of") == said and line["arm"] in found:
-            if counts(line):
-                found[line["arm"]].append(line)
-            else:
-                results.progress(f"a start of {line['arm']} is made again")
+            found[line["arm"]].append(line)
     done, begun, longest_s = Counter({arm: len(lines) for arm, lines in found.items()}), time.monotonic(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for place, (_, arm) in enumerate(turns(arms, starts)):

@@ -38,6 +38,5 @@ light engines included, whose counters must say that payloads were kept back as 
 late engines and client were is measured at each level: one at which either lacked a processor measured this machine and
 gets no verdict. Verdicts are those of ``benchmarks.ab.verdict`` over starts. Each level is a family of its
 own, in which first audio (p50) is primary, of text alone first text. ``--resume NAME`` goes on with
-``results/NAME.jsonl``: a start that is there of the same load counts, and one that was cut off, or in which the engines
-or the client were late, is made again.
+``results/NAME.jsonl``: a start that is there of the same load counts, and one that was cut off is made again.
 """

@@ -244,7 +244,7 @@ def run(
         starts: Of each.
         load: What they are asked.
         host: What they run on.
-        goes_on: Starts that the file has of the same load count, unless they measured this machine.
+        goes_on: Starts that the file has of the same load count.
         minutes: As of `whole_server.run_starts`.
         of_start: `measure` or `capacity`.
     """
@@ -252,8 +252,5 @@ def run(
     def start(arm: Arm, log: Path) -> Start:
         return {"load": load, "host": host, **of_start(arm, load, log, host)}
 
-    def counts(line: Mapping[str, Any]) -> bool:
-        return of_start is not measure or not any(map(unfit, line["figures"].values()))
-
     of = {"load": load, "host": host, "what": of_start.__name__} if goes_on else None
-    return whole_server.run_starts(name, arms, starts, start, of=of, counts=counts, minutes=minutes)
+    return whole_server.run_starts(name, arms, starts, start, of=of, minutes=minutes)
