@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,12 +67,12 @@ class Load:
         waves: Requests at a level of a closed loop, in blocks of its streams.
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
         pace: Steps of the device take so many times as long, and arrivals of an open loop lie as much further apart.
-            Captures are in the device's seconds: what passed over *pace*. So a server on slower cores has the share of
-            a step that it has on faster ones; what waits by a timer of its own seems shorter.
+            So a server on slower cores has the share of a step that it has on faster ones; in the device's seconds
+            (`in_device_time`) what waits by a timer of its own seems shorter.
 
     Raises:
-        ValueError: *vary* is no share, *pace* is below 1, or Qwen3-TTS is asked for text or given a prompt of so many
-            tokens.
+        ValueError: *vary* is no share, *pace* is below 1 or endless, or Qwen3-TTS is asked for text or given a prompt
+            of so many tokens.
     """
 
     levels: Sequence[float] = LEVELS
@@ -88,7 +89,7 @@ class Load:
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
             raise ValueError(f"vary: found {self.vary:g}, allowed: 0 to less than 1")
-        if self.pace < 1:
+        if not 1 <= self.pace < math.inf:
             raise ValueError(f"pace: found {self.pace:g}, allowed: 1 and more")
         if self.is_speech and (self.kind == "text" or self.prompt is not None):
             raise ValueError(f"layout: found {self.layout} with text or a prompt, which are of chat")
@@ -162,19 +163,25 @@ class Load:
         """One level, on a server; *late* gets by how much the client was late, seconds."""
         requests = self.asked_at(level)
         if self.loop == "open":
-            return self._in_device_time(run_open_loop(url, requests, self.starts_s(level), late))
-        return self._in_device_time(run_closed_loop(url, requests, int(level), late))
+            return run_open_loop(url, requests, self.starts_s(level), late)
+        return run_closed_loop(url, requests, int(level), late)
 
     def limit(self, level: float) -> list[Capture]:
-        """What the GPUs allow of a level."""
+        """What the GPUs allow of a level, in the device's seconds."""
         loop = {"starts_s": self.starts_s(level)} if self.loop == "open" else {"streams": int(level)}
-        return self._in_device_time(limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop))
+        return self.in_device_time(limit_of(self.asked_at(level), self.model, self.deploy, self.device, **loop))
 
-    def _in_device_time(self, captures: list[Capture]) -> list[Capture]:
-        for each in captures:
-            each.started_at_s, each.e2e_s = each.started_at_s / self.pace, each.e2e_s / self.pace
-            each.pieces = [replace(piece, at_s=piece.at_s / self.pace) for piece in each.pieces]
-        return captures
+    def in_device_time(self, captures: Sequence[Capture]) -> list[Capture]:
+        """What `run` gave, in the device's seconds: those that passed over *pace*."""
+        return [
+            replace(
+                each,
+                started_at_s=each.started_at_s / self.pace,
+                e2e_s=each.e2e_s / self.pace,
+                pieces=[replace(piece, at_s=piece.at_s / self.pace) for piece in each.pieces],
+            )
+            for each in captures
+        ]
 
     def __str__(self) -> str:
         """As a table's title has it."""

@@ -128,7 +128,7 @@ def run_level(server: Server, load: Load, level: float, log: Path) -> tuple[dict
     captures = checked(load.run(server.url, level, late), audio=load.kind == "audio")
     cpu_s, mine_s, took_s = used_s(server) - before, time.process_time() - mine_s, time.monotonic() - began
     return {
-        **figures(captures, cpu_s),
+        **figures(load.in_device_time(captures), cpu_s),
         Figure.MEMORY: sum(psutil.Process(pid).memory_info().rss for pid in server.pids("api")) / 2**20,
         Figure.ENGINES_LATE: max(
             (each["late_p99_ms"] / load.pace for each in _kept_time_until_now(server, log).values()), default=math.nan

@@ -60,6 +60,13 @@ def test_half_the_pace_is_the_same_load(loop: dict[str, Any]) -> None:
     assert found[1] == pytest.approx(found[0])
 
 
+@pytest.mark.parametrize("pace", [0.5, float("nan"), float("inf")])
+def test_a_pace_that_is_none_is_refused(pace: float) -> None:
+    """The device is not made faster than its GPU, and a pace is a number."""
+    with pytest.raises(ValueError, match=r"pace: found .*, allowed: 1 and more"):
+        Load(pace=pace)
+
+
 @pytest.mark.parametrize("model", ["qwen3_omni", "qwen3_tts"])
 def test_no_code_is_the_end_of_a_text(model: str) -> None:
     """At the tokenizer's end token vLLM ends a talker too: no codec id may be it."""

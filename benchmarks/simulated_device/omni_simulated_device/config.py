@@ -64,7 +64,7 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_token_us: Cost = 0.0
     """Cost of each token of a prompt or of a chunk, microseconds."""
     pace: Pace = 1.0
-    """A step takes so many times as long: for a machine whose cores are slower in the same measure."""
+    """A step, and light engines' hop to the next stage, take so many times as long, for a machine with slower cores."""
     min_tokens: Count = 20
     """Thinker: fewest text tokens of a request, the end-of-sequence token included."""
     max_tokens: Count = 60
