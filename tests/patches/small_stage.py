@@ -136,7 +136,7 @@ class SmallStage:
         for thread in (self.adapter.save_thread, self.adapter.recv_thread):
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} still waits after the end"
-        # What was put after it was closed: else its `__del__` removes that, by when the names are another stage's.
+        # The thread may have put after `shutdown` closed it. `__del__` removes that by name, and a later stage has it.
         self.adapter.connector.close()
         for stream in self.streams:
             for path in self.segments(stream):
