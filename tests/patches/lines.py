@@ -22,6 +22,8 @@ ENTRIES = frozenset(
     {
         "LeanState.make_request_output",
         "LeanProcessor._update_stats_from_output",
+        "Arrivals._put_and_wake",
+        "._resolve",
         "Records.setdefault",
         "Records.pop",
         "Samples.append",

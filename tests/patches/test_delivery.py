@@ -1,43 +1,117 @@
-"""The front end takes the same messages in event-driven mode, without a thread for each."""
+"""The front end takes the same messages in both modes, and its event loop wakes for them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 pytest.importorskip("vllm_omni")
 
+from omni_fastpath.patches.delivery import wrappers
 from tests.patches.drive import front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
+each_taker = pytest.mark.parametrize("taker", ["try_get_output_async", "get_output_blocking_async"])
+"""Upstream's in poll mode and in event-driven mode."""
+
+
+def engine_of(is_alive: Callable[[], bool] = lambda: True) -> Any:
+    """Upstream's engine without stages; *is_alive* says whether its orchestrator lives."""
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+
+    return front_end(without_orchestrator(is_alive), {}, event_driven=True).engine
+
 
 @pytest.mark.parametrize("event_driven", [True, False])
 def test_messages_are_taken_once_and_in_order(event_driven: bool) -> None:
-    """Queued ones, and later ones, for which upstream waits. In poll mode upstream takes them all."""
+    """By upstream's loop of the front end: queued ones, and later ones, for which the event loop waits."""
     with only("delivery") as entry:
         assert asyncio.run(front_end_takes(20, event_driven=event_driven, later=10)) == [*range(30)]
-        assert (20 <= entry.counters["messages"] <= 30) if event_driven else not entry.counters["messages"]
+        assert 1 <= entry.counters["waits"] <= 11
 
 
-async def test_without_a_message_upstream_waits() -> None:
-    """Its thread is made then. A wait ends with None, or with its error if the orchestrator died, after the last."""
-    from benchmarks.rigs.inprocess import front_end, without_orchestrator
+@each_taker
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_put_wakes_the_front_end(taker: str, new_loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand messages, in bursts and singly, arrive once each and in order, and no thread waits for them."""
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 60.0)  # only a message can end a wait
+    engine, numbers = engine_of(), range(10_000)
+    timeout = {} if taker == "try_get_output_async" else {"timeout": 60.0}
 
+    def produce() -> None:
+        for number in numbers:
+            if number % 97 == 0:
+                time.sleep(0.0005)
+            engine.output_queue.sync_q.put(number)
+
+    async def consume() -> list[Any]:
+        return [await getattr(engine, taker)(**timeout) for _ in numbers]
+
+    producer = threading.Thread(target=produce)
+    with only("delivery") as entry, contextlib.closing(new_loop()) as loop:
+        loop.call_later(0.05, producer.start)
+        assert loop.run_until_complete(asyncio.wait_for(consume(), 50)) == [*numbers]
+        assert entry.counters["waits"] > 0
+    producer.join()
+    assert engine._output_drain_executor is None
+
+
+@each_taker
+async def test_silence_ends_in_a_check_of_the_orchestrator(taker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait without a message gives None; if the orchestrator died, upstream's error, after what is queued."""
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 0.01)
+    timeout = () if taker == "try_get_output_async" else (0.01,)
     alive = [True]
-    engine: Any = front_end(without_orchestrator(lambda: bool(alive)), {}, event_driven=True).engine
+    engine = engine_of(lambda: bool(alive))
     with only("delivery") as entry:
-        engine.output_queue.sync_q.put_nowait("queued")
-        assert await engine.get_output_blocking_async(timeout=0.01) == "queued"
-        assert vars(engine)["_output_drain_executor"] is None
-        assert await engine.get_output_blocking_async(timeout=0.01) is None
-        alive.clear()
-        engine.output_queue.sync_q.put_nowait("the last")
-        assert await engine.get_output_blocking_async(timeout=0.01) == "the last"
-        with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
-            await engine.get_output_blocking_async(timeout=0.01)
-        assert entry.counters["messages"] == 2
+        assert await getattr(engine, taker)(*timeout) is None
+        asyncio.get_running_loop().call_soon(alive.clear)
+        for message in (None, "the last", None):
+            if message is None:
+                with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+                    await getattr(engine, taker)(*timeout)
+            else:
+                engine.output_queue.sync_q.put_nowait(message)
+                assert await getattr(engine, taker)(*timeout) == message
         assert not entry.has_failed
-    engine._output_drain_executor.shutdown()
+    if engine._output_drain_executor is not None:
+        engine._output_drain_executor.shutdown()
+
+
+async def test_a_message_between_the_check_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is put after the first check and before the waiter is armed is found by the second check."""
+    engine = engine_of()
+    found = iter((True, False))
+
+    def late() -> bool:
+        is_empty = next(found)
+        if is_empty:
+            engine.output_queue.sync_q.put_nowait("just now")
+        return is_empty
+
+    monkeypatch.setattr(wrappers, "LIVENESS_INTERVAL_S", 60.0)
+    monkeypatch.setattr(engine.output_queue.sync_q, "empty", late)
+    with only("delivery"):
+        assert await asyncio.wait_for(engine.try_get_output_async(), 30) == "just now"
+
+
+@each_taker
+async def test_a_wait_that_is_cancelled_has_taken_nothing(taker: str) -> None:
+    """The next call gets the message."""
+    engine = engine_of()
+    with only("delivery"):
+        task = asyncio.create_task(getattr(engine, taker)())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        engine.output_queue.sync_q.put_nowait("kept")
+        assert await getattr(engine, taker)() == "kept"

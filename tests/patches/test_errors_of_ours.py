@@ -38,8 +38,8 @@ Play = Callable[[pytest.MonkeyPatch, Any], Any]
 
 
 def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
-    """What the front end takes in event-driven mode, queued and waited for."""
-    return asyncio.run(front_end_takes(20, event_driven=True, later=10))
+    """What the front end takes in each mode, queued and waited for."""
+    return [asyncio.run(front_end_takes(20, event_driven=event_driven, later=10)) for event_driven in (True, False)]
 
 
 def places(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:

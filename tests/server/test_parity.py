@@ -213,10 +213,10 @@ def test_nothing_listens_that_did_not(arms: tuple[Observed, Observed]) -> None:
     assert stock.listening[0]
 
 
-def test_the_orchestrator_of_an_idle_server_sleeps(arms: tuple[Observed, Observed]) -> None:
-    """Stock has two polling threads in an idle API server, and fastpath only that of upstream's front end."""
-    of_stock, of_fast = (sorted(each.idle_switches_per_s.values()) for each in arms)
-    assert 4 * of_fast[-2] < of_stock[-2]
+def test_an_idle_server_sleeps(arms: tuple[Observed, Observed]) -> None:
+    """No thread of the idle API server wakes a quarter as often as stock's two polling threads."""
+    stock, fast = arms
+    assert 4 * max(fast.idle_switches_per_s.values()) < sorted(stock.idle_switches_per_s.values())[-2]
 
 
 def test_shutdown_is_clean(arms: tuple[Observed, Observed]) -> None:

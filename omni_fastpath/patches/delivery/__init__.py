@@ -1,23 +1,23 @@
-"""In event-driven mode the front end takes queued messages on its event loop, and not through a thread for each.
+"""The front end wakes when a message arrives, on its event loop, in both modes.
 
 What:
-    A message that is queued is taken at once, as in poll mode. If there is none, upstream's own function waits for one
-    in its thread.
+    If no message is queued, the front end's event loop waits for the next one, which wakes it. What is queued is taken
+    at once.
 Why:
-    In event-driven mode a thread waits for each message and hands it to the event loop. That costs two hand-overs of
-    the interpreter lock for each message, for which the thread waits behind the orchestrator. On a simulated node of
-    eight H100s with 128 streams messages then wait for seconds, also with ``budgeted_drain``.
+    In poll mode the front end asks a thousand times per second, and each time needs the interpreter lock, which the
+    orchestrator needs too. In event-driven mode a thread waits for each message and hands it to the event loop, which
+    costs two hand-overs of that lock per message.
 Why not a hook:
-    Upstream's mode is one for the orchestrator and for the front end.
+    Upstream chooses one of these two ways to wait when the front end starts, and nothing replaces them.
 Scope:
-    Event loop of the API server or of ``AsyncOmni`` in event-driven mode. In poll mode its counter stays 0, because
-    upstream itself does the same.
+    Event loop of the API server or of ``AsyncOmni``.
 Fragility:
-    Takes from the queue from which upstream's function takes, while that function does not run.
+    Overrides ``_put`` of the janus queue, and takes from it what upstream's function would take. The check whether the
+    orchestrator lives remains upstream's.
 Upstream thread:
-    vllm-omni PR #5221 (event-driven mode).
+    vllm-omni PR #5221 (event-driven mode), PR #3690 (shorter sleep, closed).
 Remove when:
-    Upstream's front end takes what is queued without a thread in every mode.
+    Upstream's front end waits for messages on its event loop.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ BASE = "vllm_omni.engine.omni_engine_base"
 
 
 def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
-    """The taker of event-driven mode, and what it reads."""
+    """The takers of both modes, what they read, and what is overridden."""
     return (
+        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try"),
         Wrap(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_take"),
         Relies(module, owner),
+        *(Relies("janus", f"Queue.{name}") for name in ("_put", "_put_internal")),
     )
 
 
 PATCH = Patch(
     name="delivery",
-    summary="in event-driven mode the front end takes queued messages without a thread",
+    summary="the front end wakes when a message arrives",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    counters=(Counter("messages", "queued messages that were taken without a thread"),),
+    counters=(Counter("waits", "waits for a message on the event loop"),),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
         Fit(releases=("0.30.0",), seams=_seams(BASE, "OmniEngineBase")),

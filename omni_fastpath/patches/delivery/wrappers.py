@@ -1,19 +1,89 @@
-"""The wrapper of ``delivery``."""
+"""The wrappers of ``delivery``, and ``Arrivals``, one object for each janus queue that the front end takes from."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from omni_fastpath.guard import AwaitedCall
 from omni_fastpath.ledger import state_of
+from omni_fastpath.queues import override
 
-_counters = state_of("delivery").counters
+LIVENESS_INTERVAL_S = 0.25
+"""How often a silent orchestrator is checked in poll mode."""
+
+_ATTRIBUTE = "_omni_fastpath_arrivals"
+_patch = state_of("delivery")
+_guard = _patch.guard("waking the front end")
+
+
+class Arrivals:
+    """Wakes the front end's event loop when another thread puts something into one queue.
+
+    Args:
+        queue: A janus queue. Its ``_put`` is overridden.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._is_empty, self._put = queue.sync_q.empty, queue._put
+        self._waiter: asyncio.Future[None] | None = None
+        override(queue, "_put", self._put_and_wake)
+        setattr(queue, _ATTRIBUTE, self)
+
+    @classmethod
+    def of(cls, queue: Any) -> Arrivals:
+        """The one of this queue, which the first call makes."""
+        found: Arrivals | None = vars(queue).get(_ATTRIBUTE)
+        return cls(queue) if found is None else found
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until something is queued, *seconds* at most."""
+        _patch.counters["waits"] += 1
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        if self._is_empty():  # else a message arrived just before
+            timer = waiter.get_loop().call_later(seconds, _resolve, waiter)
+            await waiter  # if it is cancelled, the timer finds the waiter done
+            timer.cancel()
+
+    def _put_and_wake(self, item: Any) -> None:
+        """Put as janus does, then wake the waiter, on any thread, under the queue's lock.
+
+        The item is put before the waiter is read, and ``wait`` sets the waiter before it looks for an item. So one of
+        both sees the other. The producer pays for a wake-up across threads only while the front end waits.
+        """
+        self._put(item)
+        with _guard:
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.get_loop().is_closed():
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def wrapped_try(wrapped: AwaitedCall, engine: Any, _args: Any, _kwargs: Any) -> Any:
+    """Poll mode: upstream takes a message, or checks that the orchestrator lives, but first this waits for one.
+
+    Raises:
+        RuntimeError: From upstream, when the orchestrator died.
+    """
+    queue = engine.output_queue
+    if queue.sync_q.empty():
+        await Arrivals.of(queue).wait(LIVENESS_INTERVAL_S)
+    return await wrapped()
 
 
 async def wrapped_take(wrapped: AwaitedCall, engine: Any, args: Any, kwargs: Any) -> Any:
-    """A queued message, which is taken in the line that returns it. If there is none, upstream waits for one."""
-    queue = engine.output_queue.sync_q
-    if queue.empty():
-        return await wrapped(*args, **kwargs)
-    _counters["messages"] += 1
-    return queue.get_nowait()
+    """Event-driven mode: the next message, for which this waits as long as upstream's thread would.
+
+    Raises:
+        RuntimeError: From upstream, when the orchestrator died.
+    """
+    queue = engine.output_queue
+    if queue.sync_q.empty():
+        await Arrivals.of(queue).wait(kwargs.get("timeout", args[0] if args else 1.0))
+        if queue.sync_q.empty():
+            return await wrapped(timeout=0)  # which checks that the orchestrator lives
+    return queue.sync_q.get_nowait()
