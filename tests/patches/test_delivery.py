@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,15 +73,15 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(taker: str, monkeypat
     alive = [True]
     engine = engine_of(lambda: bool(alive))
     with only("delivery") as entry:
-        assert await getattr(engine, taker)(*timeout) is None
+        take = partial(getattr(engine, taker), *timeout)
+        assert await take() is None
         asyncio.get_running_loop().call_soon(alive.clear)
-        for message in (None, "the last", None):
-            if message is None:
-                with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
-                    await getattr(engine, taker)(*timeout)
-            else:
-                engine.output_queue.sync_q.put_nowait(message)
-                assert await getattr(engine, taker)(*timeout) == message
+        with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+            await take()
+        engine.output_queue.sync_q.put_nowait("the last")
+        assert await take() == "the last"
+        with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+            await take()
         assert not entry.has_failed
     if engine._output_drain_executor is not None:
         engine._output_drain_executor.shutdown()
