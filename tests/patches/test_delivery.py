@@ -15,6 +15,7 @@ import uvloop
 
 pytest.importorskip("vllm_omni")
 
+from omni_fastpath.declare import State
 from omni_fastpath.patches.delivery import wrappers
 from tests.patches.drive import front_end_takes, only
 
@@ -116,3 +117,19 @@ async def test_a_wait_that_is_cancelled_has_taken_nothing(taker: str) -> None:
             await task
         engine.output_queue.sync_q.put_nowait("kept")
         assert await getattr(engine, taker)() == "kept"
+
+
+@each_taker
+def test_an_event_loop_that_has_ended_is_not_woken(taker: str) -> None:
+    """The orchestrator's next message is queued, and nothing of it is an error."""
+    engine = engine_of()
+
+    async def waited() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(getattr(engine, taker)(), 0.01)
+
+    with only("delivery") as patch:
+        asyncio.run(waited())
+        engine.output_queue.sync_q.put_nowait("kept")
+        assert engine.output_queue.sync_q.get_nowait() == "kept"
+        assert patch.state is State.APPLIED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from omni_fastpath.guard import AwaitedCall
@@ -54,8 +55,9 @@ class Arrivals:
         self._put(item)
         with _guard:
             waiter, self._waiter = self._waiter, None
-            if waiter is not None and not waiter.get_loop().is_closed():
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+            if waiter is not None:
+                with contextlib.suppress(RuntimeError):  # the front end's thread has closed its loop
+                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:
