@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0: no problem. 1: there is an error, or a file cannot be read or written (``doctor``: any finding above
-        ``info``; ``status --check``: also a server without a patch, or no server). 2: a usage error, or a start with
-        this shell's variables would be refused.
+        0: no problem. 1: there is an error, or a file cannot be written (``doctor``: any finding above ``info``;
+        ``status --check``: also a server without a patch, or no server). 2: a usage error, or a start with this
+        shell's variables, or with the given file, would be refused.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):

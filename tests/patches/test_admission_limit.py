@@ -96,6 +96,19 @@ def test_what_the_engine_keeps_of_an_ended_connection_counts_no_more(is_socket: 
     assert places.take(Ticket(), 2)
 
 
+def test_requests_that_are_never_checked_leave_nothing() -> None:
+    """A server whose routes check none keeps no id that the engine has forgotten."""
+    requests: set[Any] = set()
+    places, _ = _opened(2, requests)
+    for name in ("one", "two"):
+        ticket = Ticket()
+        requests.add(name)
+        places.hand_over(ticket, name)
+        requests.clear()
+        places.give_back(ticket)
+    assert not places._left
+
+
 def test_more_places_than_the_limit_are_refused_for_good() -> None:
     """A request for more places than the limit is refused without a Retry-After header, even by an idle server."""
     places, _ = _opened(2, set())

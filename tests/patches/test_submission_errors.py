@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +17,8 @@ from vllm_omni.engine.messages import AddCompanionRequestMessage
 from zmq.error import ZMQError
 
 from benchmarks.rigs.inprocess import QWEN3_OMNI, engine_request
-from tests.patches.drive import only
+from omni_fastpath.declare import State
+from tests.patches.drive import only, silent
 from tests.schedules.drain_world import Shape, World
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -25,9 +27,9 @@ SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"
 """What msgpack raises where a text has a lone surrogate in it."""
 
 
-def begun(*, event_driven: bool) -> World:
+def begun(*, event_driven: bool, async_chunk: bool = True) -> World:
     """An orchestrator with thinker, talker and code2wav, in which ``good`` was submitted."""
-    made = World(Shape(QWEN3_OMNI), event_driven=event_driven)
+    made = World(Shape(QWEN3_OMNI, async_chunk), event_driven=event_driven)
     submit(made, "good")
     return made
 
@@ -77,13 +79,40 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
         assert on.counters["failed_alone"] == 1
     words = "The request could not be submitted: UnicodeEncodeError: "
     [(fatal, at, said, *status)] = world.got["bad"].errors
-    assert (fatal, at, said) == (False, 0, f"{words}{SURROGATE}")
+    assert (fatal, at, said) == (False, stage, f"{words}{SURROGATE}")
     assert status[:2] == [400, "BadRequestError"]
     assert {name for _, name in world.left()} == {"good"}
     assert [engine.aborted for [engine] in world.engines[:stage]] == [["bad"]] * stage
     assert serves(world, "good")
     submit(world, "next")
     assert serves(world, "next")
+
+
+@pytest.mark.parametrize("drain", [(), ("nonblocking_dequeue", "budgeted_drain")], ids=["upstream's loop", "the drain"])
+def test_a_request_that_cannot_be_forwarded_fails_alone(event_driven: bool, drain: tuple[str, ...]) -> None:
+    """Without async_chunk a later stage gets it with an output of the one before; what that raises ends no other."""
+    whole = contextlib.closing(begun(event_driven=event_driven, async_chunk=False))
+    with only(*drain, "submission_errors") as patch, whole as world:
+        submit(world, "bad")
+        refuse(world, 1, ValueError("no such voice"))
+        world.send(0, [("bad", "text", 7, "stop")])
+        world.advance(0.01)
+        assert patch.counters["failed_alone"] == 1
+        [(fatal, at, said, *_)] = world.got["bad"].errors
+        assert (fatal, at, said) == (False, 1, "The request could not be submitted: ValueError: no such voice")
+        assert {name for _, name in world.left()} == {"good"}
+        assert serves(world, "good")
+
+
+def test_a_failure_that_cannot_be_told_ends_the_orchestrator(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without the patch: no client waits for an answer that nobody will send."""
+    refuse(world, 0, SURROGATE)
+    with only("submission_errors") as patch, silent():
+        monkeypatch.setattr(world.orchestrator, "_fail_request_client_error", Mock(side_effect=KeyError("ours")))
+        world.submit("bad", "DELTA", (0, 2))
+        world.loop.go_on(0.01)
+        assert patch.state is State.FAILED
+    assert world.task.exception() is SURROGATE
 
 
 @pytest.mark.parametrize("patches", [(), ("submission_errors",)], ids=["stock", "submission_errors"])

@@ -128,6 +128,7 @@ class Places:
         self._reserved -= ticket.reserved
         ticket.reserved = 0
         self._left |= ticket.requests
+        self._left.intersection_update(self._unfinished)  # here too, as some servers never take
         if ticket.taken_at is not None:
             self._retry_after.ended(ticket.taken_at)
             ticket.taken_at = None

@@ -1,14 +1,16 @@
 """A request that cannot be submitted to a stage fails alone, with a 400.
 
 What:
-    Upstream's orchestrator submits a request to its stages, and with ``async_chunk`` announces it to later ones. If
-    that raises, this request fails through upstream's own helper: its client gets status 400 with the text of the
-    exception, its stages drop it, and the orchestrator continues. The same applies to a companion of a CFG request,
-    whose parent fails, and to an update of a streaming-input session. The exception is logged and counted.
+    Upstream's orchestrator submits a request to its first stage, and to later ones too: with ``async_chunk`` at once,
+    without it when the stage before has its output. If that raises, this request fails through upstream's own helper:
+    its client gets status 400 with the text of the exception, its stages drop it, and the orchestrator continues. The
+    same applies to a companion of a CFG request, whose parent fails, and to an update of a streaming-input session. The
+    exception is logged and counted.
 Why:
-    Upstream itself does this only for an ``OverflowError``. Any other exception ends the orchestrator's thread, and
-    with it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
-    (U+D800) is enough, because msgpack cannot encode it.
+    Upstream itself does this only for an ``OverflowError`` and some errors of its own. Any other exception ends the
+    orchestrator's thread, and with it every running and every later request of the server. A speech request whose
+    ``input`` has a lone surrogate (U+D800) is enough, because msgpack cannot encode it. On 0.28 and 0.30 so is one that
+    the function between two stages refuses, such as a Ming-Image request with a ``negative_prompt``.
 Why not a hook:
     Upstream has none between the queue of requests and a stage, and nothing in front of it checks what can be encoded.
 Scope:
@@ -31,14 +33,15 @@ from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies,
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 MESSAGES = "vllm_omni.engine.messages"
-_SUBMISSIONS = ("_handle_add_request", "_handle_streaming_update", "_handle_add_companion")
+_HANDLERS = ("_handle_add_request", "_handle_streaming_update", "_handle_add_companion")
 
 
 def _seams(owner: str) -> tuple[AnySeam, ...]:
-    """The submissions, and upstream's helper in the class that has it."""
-    submissions = (Wrap(ORCHESTRATOR, f"Orchestrator.{name}", wrapper="wrapped_submission") for name in _SUBMISSIONS)
+    """The handlers of messages, and in the class that has them the submission to a stage and upstream's helper."""
+    handlers = (Wrap(ORCHESTRATOR, f"Orchestrator.{name}", wrapper="wrapped_submission") for name in _HANDLERS)
     return (
-        *submissions,
+        *handlers,
+        Wrap(ORCHESTRATOR, f"{owner}._dispatch_or_fail_request", wrapper="wrapped_dispatch"),
         Relies(ORCHESTRATOR, f"{owner}._fail_request_client_error"),
         Relies(MESSAGES, "StageSubmissionMessage"),
         Relies(MESSAGES, "AddCompanionRequestMessage"),
