@@ -10,7 +10,7 @@ Why:
     Upstream itself does this only for an ``OverflowError`` and some errors of its own. Any other exception ends the
     orchestrator's thread, and with it every running and every later request of the server. A speech request whose
     ``input`` has a lone surrogate (U+D800) is enough, because msgpack cannot encode it. On 0.28 and 0.30 so is one that
-    the function between two stages refuses, such as a Ming-Image request with a ``negative_prompt``.
+    the function between two stages refuses, such as, on 0.30, a Ming-Image request with a ``negative_prompt``.
 Why not a hook:
     Upstream has none between the queue of requests and a stage, and nothing in front of it checks what can be encoded.
 Scope:
