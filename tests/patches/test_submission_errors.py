@@ -91,8 +91,10 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
 @pytest.mark.parametrize("drain", [(), ("nonblocking_dequeue", "budgeted_drain")], ids=["upstream's loop", "the drain"])
 def test_a_request_that_cannot_be_forwarded_fails_alone(event_driven: bool, drain: tuple[str, ...]) -> None:
     """Without async_chunk a later stage gets it with an output of the one before; what that raises ends no other."""
-    whole = contextlib.closing(begun(event_driven=event_driven, async_chunk=False))
-    with only(*drain, "submission_errors") as patch, whole as world:
+    with (
+        only(*drain, "submission_errors") as patch,
+        contextlib.closing(begun(event_driven=event_driven, async_chunk=False)) as world,
+    ):
         submit(world, "bad")
         refuse(world, 1, ValueError("no such voice"))
         world.send(0, [("bad", "text", 7, "stop")])
