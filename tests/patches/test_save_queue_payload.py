@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ pytest.importorskip("vllm_omni")
 import torch
 
 from omni_fastpath.patches.save_queue_cap import save_queue
+from omni_fastpath.patches.save_queue_cap.fair_queue import FairQueue
 from omni_fastpath.patches.save_queue_cap.payload import own, weigh
 
 pytestmark = pytest.mark.upstream
@@ -90,3 +92,15 @@ def test_less_than_half_of_a_step_is_copied(monkeypatch: pytest.MonkeyPatch, row
     queue = Queue(monkeypatch)
     queue.step("a", "b", "c", rows=rows)
     assert [queue.send() for _ in range(3)] == [(name, rows > 6) for name in "abc"]
+
+
+def test_a_task_that_was_being_sorted_in_goes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an exception of ours the queue is aside before the other thread can sort the task in again."""
+    queue = Queue(monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(FairQueue, "_offer", Mock(side_effect=KeyError("ours")))
+        with pytest.raises(KeyError):
+            queue.step("a", rows=1)
+    queue.step("b", rows=1)  # as the other thread, before the guard steps aside
+    queue.queue.step_aside()
+    assert [queue.queue.popleft()["request"].external_req_id for _ in range(len(queue.queue))] == ["a", "b"]

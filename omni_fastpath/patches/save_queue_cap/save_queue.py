@@ -11,7 +11,7 @@ if they are less than half of its memory, which a prompt of a request for text a
 twice its size at most, and the memory of one step.
 
 A task is in `_inbox`, in a deque of `_fair` or taken by the save thread, for a moment in two of them and never in none.
-So an exception of the patch, at any line, loses nothing (`step_aside`).
+So an exception of the patch, at any line, loses nothing and sends nothing twice (`step_aside`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from omni_fastpath.ledger import state_of
@@ -124,7 +125,7 @@ class SaveQueue:
         """Called before each step. Sorts in the new tasks, and weighs and copies the payloads of those that wait."""
         if self.is_aside or not (self._inbox or self._fresh):
             return
-        with self._lock:
+        with self._locked():
             if self.is_aside:
                 return
             self._sort_in()
@@ -176,7 +177,7 @@ class SaveQueue:
         try:
             fair = self._fair
             if (self._inbox or fair.waiting) and not self.is_aside:
-                with self._lock:
+                with self._locked():
                     if not self.is_aside:
                         return self._take()
         except Exception as error:
@@ -219,7 +220,7 @@ class SaveQueue:
                 else:
                     self._unfetched.sent(key, now)
             seconds = now - self._since_s
-            with self._lock:
+            with self._locked():
                 was_behind = queued.stream.behind is not None
                 self._fair.sent(seconds, has_put=has_put)
                 if seconds >= SLOW_S:
@@ -232,7 +233,7 @@ class SaveQueue:
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.check(now)
-            with self._lock:
+            with self._locked():
                 self._fair.forget_idle(is_live)
 
     # ---- Stepping aside ----
@@ -240,8 +241,21 @@ class SaveQueue:
     def step_aside(self) -> None:
         """Work as upstream's queue from here on, with all tasks in one deque in order of arrival."""
         with self._lock:
-            if not self.is_aside:
-                inbox = self._inbox
-                there = {id(task) for task in tuple(inbox)}  # a task that was being sorted in is in both
-                inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
-                self._fair, self._fresh, self.is_aside = FairQueue(), [], True
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        if not self.is_aside:
+            inbox = self._inbox
+            there = {id(task) for task in tuple(inbox)}  # a task that was being sorted in is in both
+            inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
+            self._fair, self._fresh, self.is_aside = FairQueue(), [], True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. After an exception nobody else gets it before the queue is aside, or a task could go twice."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self._step_aside()
+                raise
