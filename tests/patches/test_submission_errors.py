@@ -106,6 +106,17 @@ def test_a_request_that_cannot_be_forwarded_fails_alone(event_driven: bool, drai
         assert serves(world, "good")
 
 
+def test_what_is_raised_around_a_submission_fails_it_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of a message does more than submit, and may raise there too."""
+    monkeypatch.setattr(world.orchestrator, "_register_running_request", Mock(side_effect=ValueError("no such role")))
+    with only("submission_errors"):
+        submit(world, "bad")
+    [(fatal, at, said, *_)] = world.got["bad"].errors
+    assert (fatal, at, said) == (False, 0, "The request could not be submitted: ValueError: no such role")
+    assert {name for _, name in world.left()} == {"good"}
+    assert serves(world, "good")
+
+
 def test_a_failure_that_cannot_be_told_ends_the_orchestrator(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without the patch: no client waits for an answer that nobody will send."""
     refuse(world, 0, SURROGATE)

@@ -53,11 +53,10 @@ class Arrivals:
         both sees the other. The producer pays for a wake-up across threads only while the front end waits.
         """
         self._put(item)
-        with _guard:
+        with _guard, contextlib.suppress(RuntimeError):  # the front end's thread has closed its loop
             waiter, self._waiter = self._waiter, None
             if waiter is not None:
-                with contextlib.suppress(RuntimeError):  # the front end's thread has closed its loop
-                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -19,8 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omni_fastpath.ledger import state_of
@@ -90,7 +89,7 @@ class SaveQueue:
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
         self._copies_all = copies_all
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `_sort_in` steps aside while it holds it
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
         self._checked_s = 0.0
@@ -125,7 +124,7 @@ class SaveQueue:
         """Called before each step. Sorts in the new tasks, and weighs and copies the payloads of those that wait."""
         if self.is_aside or not (self._inbox or self._fresh):
             return
-        with self._locked():
+        with self._lock:
             if self.is_aside:
                 return
             self._sort_in()
@@ -150,10 +149,14 @@ class SaveQueue:
     def _sort_in(self) -> None:
         """Move new tasks into `_fair`, under the lock."""
         inbox, push, fresh, before = self._inbox, self._fair.push, self._fresh, len(self._fresh)
-        while inbox:
-            task = inbox[0]  # removed when it is in `_fair`, so that an exception in between loses nothing
-            fresh.append(push(stream_of(task), task))
-            inbox.popleft()
+        try:
+            while inbox:
+                task = inbox[0]  # removed when it is in `_fair`, so that an exception in between loses nothing
+                fresh.append(push(stream_of(task), task))
+                inbox.popleft()
+        except BaseException:
+            self.step_aside()  # at once, under the lock: the other thread would sort the task in again, to go twice
+            raise
         _counters["tasks"] += len(fresh) - before
 
     # ---- The save thread ----
@@ -177,7 +180,7 @@ class SaveQueue:
         try:
             fair = self._fair
             if (self._inbox or fair.waiting) and not self.is_aside:
-                with self._locked():
+                with self._lock:
                     if not self.is_aside:
                         return self._take()
         except Exception as error:
@@ -220,7 +223,7 @@ class SaveQueue:
                 else:
                     self._unfetched.sent(key, now)
             seconds = now - self._since_s
-            with self._locked():
+            with self._lock:
                 was_behind = queued.stream.behind is not None
                 self._fair.sent(seconds, has_put=has_put)
                 if seconds >= SLOW_S:
@@ -233,7 +236,7 @@ class SaveQueue:
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.check(now)
-            with self._locked():
+            with self._lock:
                 self._fair.forget_idle(is_live)
 
     # ---- Stepping aside ----
@@ -241,21 +244,8 @@ class SaveQueue:
     def step_aside(self) -> None:
         """Work as upstream's queue from here on, with all tasks in one deque in order of arrival."""
         with self._lock:
-            self._step_aside()
-
-    def _step_aside(self) -> None:
-        if not self.is_aside:
-            inbox = self._inbox
-            there = {id(task) for task in tuple(inbox)}  # a task that was being sorted in is in both
-            inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
-            self._fair, self._fresh, self.is_aside = FairQueue(), [], True
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock. After an exception nobody else gets it before the queue is aside, or a task could go twice."""
-        with self._lock:
-            try:
-                yield
-            except BaseException:
-                self._step_aside()
-                raise
+            if not self.is_aside:
+                inbox = self._inbox
+                there = {id(task) for task in tuple(inbox)}  # a task that was being sorted in is in both
+                inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
+                self._fair, self._fresh, self.is_aside = FairQueue(), [], True
