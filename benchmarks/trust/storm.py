@@ -2,7 +2,8 @@
 
 Each asks for streamed audio alone, 32 at a time, and closes its connection by RST after up to a second, a tenth of them
 in the middle of the body. Real stage engines run on the simulated device. Every fifth client, and one that stays during
-the storm, has the same ``X-Request-Id``. Twenty requests before the storm and twenty after it have it too.
+the storm, has the same ``X-Request-Id``. Twenty requests before the storm and twenty after it, half of them for text
+alone, have it too.
 
 The program exits with 1 if a chunk or lock file of these requests is there 15 s after the last answer, if an answer
 differs from the one before the storm, or if the client that stayed did not get the answer that it gets alone.
@@ -98,8 +99,11 @@ async def _answers(url: str, requests: Sequence[Request]) -> list[str]:
 async def storm(server: Server, count: int, rest_s: float = REST_S) -> Seen:
     """A storm at a server that is ready."""
     url, seen, rng, waiting = server.url, Seen(), random.Random(39), iter(range(count))
-    requests = [chat_request(f"{PROMPT} {n}", max_tokens=60, model=server.model) for n in range(PARITY)]
-    stays = chat_request(f"{PROMPT} stays", max_tokens=400, ignore_eos=True, model=server.model)
+    # A request for text alone always leaves a chunk, that of its prompt. What a client leaves depends on the moment.
+    wants = [("text", "audio") if n % 2 else ("text",) for n in range(PARITY)]
+    asks = partial(chat_request, model=server.model)
+    requests = [asks(f"{PROMPT} {n}", modalities=each, max_tokens=60) for n, each in enumerate(wants)]
+    stays = asks(f"{PROMPT} stays", max_tokens=400, ignore_eos=True)
     before = await _answers(url, [*requests, stays])
 
     async def leaves() -> None:
