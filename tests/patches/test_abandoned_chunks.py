@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,17 @@ def test_only_what_an_ended_request_left(shm: Path, found: Leftovers) -> None:
     found.remove(LATER)
     assert left(shm) == stays
     assert found._counters == {"chunks": 3, "lock_files": 3}
+
+
+@pytest.mark.parametrize("request_id", ["ü", "a:b", "a\nREGISTER:other:shared_memory\nb"])
+def test_an_id_of_any_characters(request_id: str, shm: Path, found: Leftovers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever id a client chose, what it left goes. Python's tracker, which takes no such name, is not told."""
+    for name in ("register", "unregister"):
+        monkeypatch.delattr(resource_tracker, name)
+    put(shm, request_id)
+    found.note_ended([request_id], (), NOW)
+    found.remove(LATER)
+    assert left(shm) == set()
 
 
 def test_a_while_after_its_end_and_again(shm: Path, found: Leftovers) -> None:

@@ -17,8 +17,11 @@ GRACE_S = 5.0
 KEEP_S = 300.0
 """How long after its end a request's chunks are looked for. A stage may still be sending."""
 MOST_REQUESTS = 10_000
-_NAME = re.compile(r"(?P<lock>shm_)?(?P<request>.+)_\d+_\d+(?(lock)_lockfile\.lock)")
-"""The name of a chunk, or of its lock file: the external id of a request, the stage that sent it, and a number."""
+_NAME = re.compile(r"(?P<lock>shm_)?(?P<request>.+)_\d+_\d+(?(lock)_lockfile\.lock)", re.DOTALL)
+"""The name of a chunk, or of its lock file: the external id of a request, the stage that sent it, and a number. Clients
+may choose the id, so it may have any character but a slash."""
+_TRACKABLE = re.compile(r"[\w.-]+", re.ASCII)
+"""Names that Python's tracker takes: its messages are lines of ASCII with colons."""
 
 
 class Leftovers:
@@ -66,8 +69,9 @@ class Leftovers:
                         self._counters["lock_files" if name["lock"] else "chunks"] += 1
                         # Python's tracker of the stages that were spawned here has the names of their chunks, and would
                         # warn at the end. It is told the name first, because it complains about one that it has not.
-                        resource_tracker.register(f"/{file.name}", "shared_memory")
-                        resource_tracker.unregister(f"/{file.name}", "shared_memory")
+                        if not name["lock"] and _TRACKABLE.fullmatch(file.name):
+                            resource_tracker.register(f"/{file.name}", "shared_memory")
+                            resource_tracker.unregister(f"/{file.name}", "shared_memory")
 
     def forget(self, before: float) -> bool:
         """Forget the requests that ended before this time. Returns whether one is left."""

@@ -48,6 +48,8 @@ SEAMS: tuple[AnySeam, ...] = (
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
     Relies("vllm_omni.config.model", "OmniModelConfig"),
     Relies("vllm_omni.request", "OmniRequest"),
+    # Stages are known by the name that this gives to their process (`process_role`).
+    Relies("vllm_omni.engine.stage_engine_core_proc_manager", "StageEngineCoreProcManager.__init__"),
     Relies("vllm.v1.core.sched.output", "SchedulerOutput"),
     Relies("vllm_omni.outputs", "OmniModelRunnerOutput"),
     Relies("vllm_omni.engine", "OmniEngineCoreOutput"),

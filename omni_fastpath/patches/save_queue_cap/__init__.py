@@ -66,6 +66,8 @@ SEAMS: tuple[AnySeam, ...] = (
     *(Relies("vllm_omni.utils.mm_outputs", name) for name in ("to_payload_element", "_to_cpu")),
     Relies("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler"),
     Relies("vllm_omni.request", "OmniRequest"),
+    # Stages are known by the name that this gives to their process (`process_role`).
+    Relies("vllm_omni.engine.stage_engine_core_proc_manager", "StageEngineCoreProcManager.__init__"),
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
     Relies(SHARED_MEMORY, "SharedMemoryConnector"),
 )
