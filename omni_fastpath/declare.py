@@ -112,6 +112,10 @@ class Relies(Seam):
     """
 
 
+STAGE_NAMES = Relies("vllm_omni.engine.stage_engine_core_proc_manager", "StageEngineCoreProcManager.__init__")
+"""Names the processes of stages, which `process_role` knows by these names. Every patch of a stage relies on it."""
+
+
 AnySeam = Wrap | Replace | Add | Relies
 
 

@@ -29,7 +29,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Relies, Wrap
+from omni_fastpath.declare import STAGE_NAMES, AnySeam, Counter, Fit, Patch, Process, Relies, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
@@ -48,8 +48,7 @@ SEAMS: tuple[AnySeam, ...] = (
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
     Relies("vllm_omni.config.model", "OmniModelConfig"),
     Relies("vllm_omni.request", "OmniRequest"),
-    # Stages are known by the name that this gives to their process (`process_role`).
-    Relies("vllm_omni.engine.stage_engine_core_proc_manager", "StageEngineCoreProcManager.__init__"),
+    STAGE_NAMES,
     Relies("vllm.v1.core.sched.output", "SchedulerOutput"),
     Relies("vllm_omni.outputs", "OmniModelRunnerOutput"),
     Relies("vllm_omni.engine", "OmniEngineCoreOutput"),

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Process, Relies, Wrap
+from omni_fastpath.declare import STAGE_NAMES, AnySeam, Counter, Fit, Options, Patch, Process, Relies, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -66,8 +66,7 @@ SEAMS: tuple[AnySeam, ...] = (
     *(Relies("vllm_omni.utils.mm_outputs", name) for name in ("to_payload_element", "_to_cpu")),
     Relies("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler"),
     Relies("vllm_omni.request", "OmniRequest"),
-    # Stages are known by the name that this gives to their process (`process_role`).
-    Relies("vllm_omni.engine.stage_engine_core_proc_manager", "StageEngineCoreProcManager.__init__"),
+    STAGE_NAMES,
     Relies(ADAPTER, "OmniChunkTransferAdapter"),
     Relies(SHARED_MEMORY, "SharedMemoryConnector"),
 )
