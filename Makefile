@@ -16,10 +16,10 @@ parity: setup ## the same answers: requests of every kind to real stage engines,
 	@$(VENV_PYTHON) -W ignore -m benchmarks.trust.parity $(ARGS)
 
 test: setup lint ## before each commit, five minutes: no vLLM, each patch on the real upstream, one pair of servers
-	$(PYTEST) -m "not more"
+	$(PYTEST) -m "not more" --traced
 
 test-more: setup ## what `make test` leaves out: other servers, real runners, faults, packaging, other Pythons and releases; 25 minutes
-	@bash scripts/pythons.sh $(PYTEST) -m more --traced
+	@bash scripts/pythons.sh $(PYTEST) -m more
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 	@$(MAKE) --no-print-directory matrix
 

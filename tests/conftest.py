@@ -21,11 +21,11 @@ HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--traced``, with which ``-m more`` has the tests of the patches too."""
+    """Add ``--traced``."""
     parser.addoption("--traced", action="store_true", help="a patch that calls an undeclared upstream function fails")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests of upstream if it is not installed, and run files with servers first, the longest ones before others.
 
     A process of xdist takes its next file before it has ended one, so that a long one at the end leaves a core idle.
@@ -33,8 +33,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not HAS_UPSTREAM and (item.get_closest_marker("server") or item.get_closest_marker("upstream")):
             item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
-        if config.getoption("traced") and item.path.parent.name == "patches":
-            item.add_marker("more")  # a run of their own would import upstream in processes of its own
     longest = ("light_server", "real_runner", "faults", "headless", "alike", "hours", "storm", "metrics", "embedding")
     order = {f"test_{name}.py": at for at, name in enumerate(longest)}
     items.sort(key=lambda item: (not item.get_closest_marker("server"), order.get(item.path.name, len(order))))

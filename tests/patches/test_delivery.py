@@ -88,6 +88,24 @@ async def test_silence_ends_in_a_check_of_the_orchestrator(taker: str, monkeypat
         engine._output_drain_executor.shutdown()
 
 
+@each_taker
+async def test_handlers_have_turns_while_messages_are_queued(taker: str) -> None:
+    """One turn in each batch, in which the event loop does what it has to do."""
+    engine, seen, turns = engine_of(), range(3 * wrappers.BATCH), []
+    for number in seen:
+        engine.output_queue.sync_q.put_nowait(number)
+
+    def turn() -> None:
+        turns.append(engine.output_queue.sync_q.qsize())
+        loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    with only("delivery"):
+        assert [await getattr(engine, taker)() for _ in seen] == [*seen]
+    assert len(turns) == 3
+
+
 async def test_a_message_between_the_check_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is put after the first check and before the waiter is armed is found by the second check."""
     engine = engine_of()

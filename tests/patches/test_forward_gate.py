@@ -36,11 +36,12 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     output = OmniModelRunnerOutput(
         req_ids=["a"], req_id_to_index={"a": 0}, multimodal_outputs=both, inter_stage_outputs=both
     )
-    scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={"a": 1})
+    talker, step = scheduler(), SimpleNamespace(num_scheduled_tokens={"a": 1})
     for each in (output, pickle.loads(pickle.dumps(output, pickle.HIGHEST_PROTOCOL))):  # noqa: S301
-        assert wrappers._kept_in_step(scheduler, step, each) == frozenset()
+        assert wrappers._kept_in_step(talker, step, each) == frozenset()
     output.multimodal_outputs = list(both)
-    assert wrappers._kept_in_step(scheduler, step, output) is None
+    assert wrappers._kept_in_step(talker, step, output) is None
+    assert gate.state is State.SUPERSEDED
 
 
 def test_what_has_no_payload_field_is_left_alone(gate: Any) -> None:
@@ -90,7 +91,9 @@ def scheduler(**changes: Any) -> Any:
     connector = {"extra": {"role": role} if role else {}}
     model_config = SimpleNamespace(**{**stage, **modes, "stage_connector_config": connector, **changes})
     config = SimpleNamespace(model_config=model_config, kv_transfer_config=kv)
-    return SimpleNamespace(vllm_config=config, chunk_transfer_adapter=adapter)
+    found = type("Scheduler", (), {})()  # it can be referred to weakly
+    vars(found).update(vllm_config=config, chunk_transfer_adapter=adapter, requests={})
+    return found
 
 
 @pytest.mark.parametrize(

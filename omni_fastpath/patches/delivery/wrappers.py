@@ -13,13 +13,16 @@ from omni_fastpath.queues import override
 LIVENESS_INTERVAL_S = 0.25
 """How often a silent orchestrator is checked in poll mode."""
 
+BATCH = 64
+"""Most messages between two turns of the event loop. Upstream takes all that is queued before a handler answers."""
+
 _ATTRIBUTE = "_omni_fastpath_arrivals"
 _patch = state_of("delivery")
 _guard = _patch.guard("waking the front end")
 
 
 class Arrivals:
-    """Wakes the front end's event loop when another thread puts something into one queue.
+    """When the front end takes from one queue: its event loop has turns, and wakes when another thread puts something.
 
     Args:
         queue: A janus queue. Its ``_put`` is overridden.
@@ -28,6 +31,7 @@ class Arrivals:
     def __init__(self, queue: Any) -> None:
         self._is_empty, self._put = queue.sync_q.empty, queue._put
         self._waiter: asyncio.Future[None] | None = None
+        self._left = BATCH  # messages until the next turn
         override(queue, "_put", self._put_and_wake)
         setattr(queue, _ATTRIBUTE, self)
 
@@ -37,8 +41,15 @@ class Arrivals:
         found: Arrivals | None = vars(queue).get(_ATTRIBUTE)
         return cls(queue) if found is None else found
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until something is queued, *seconds* at most."""
+    async def next(self, seconds: float) -> None:
+        """Wait until something is queued, *seconds* at most. If much was queued already, give the event loop a turn."""
+        self._left -= 1
+        if self._left == 0:
+            self._left = BATCH
+            await asyncio.sleep(0)
+        if not self._is_empty():
+            return
+        self._left = BATCH
         _patch.counters["waits"] += 1
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         if self._is_empty():  # else a message arrived just before
@@ -70,9 +81,7 @@ async def wrapped_try(wrapped: AwaitedCall, engine: Any, _args: Any, _kwargs: An
     Raises:
         RuntimeError: From upstream, when the orchestrator died.
     """
-    queue = engine.output_queue
-    if queue.sync_q.empty():
-        await Arrivals.of(queue).wait(LIVENESS_INTERVAL_S)
+    await Arrivals.of(engine.output_queue).next(LIVENESS_INTERVAL_S)
     return await wrapped()
 
 
@@ -83,8 +92,7 @@ async def wrapped_take(wrapped: AwaitedCall, engine: Any, args: Any, kwargs: Any
         RuntimeError: From upstream, when the orchestrator died.
     """
     queue = engine.output_queue
+    await Arrivals.of(queue).next(kwargs.get("timeout", args[0] if args else 1.0))
     if queue.sync_q.empty():
-        await Arrivals.of(queue).wait(kwargs.get("timeout", args[0] if args else 1.0))
-        if queue.sync_q.empty():
-            return await wrapped(timeout=0)  # which checks that the orchestrator lives
+        return await wrapped(timeout=0)  # which checks that the orchestrator lives
     return queue.sync_q.get_nowait()

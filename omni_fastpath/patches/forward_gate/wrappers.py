@@ -52,11 +52,15 @@ def verdict(scheduler: Any) -> tuple[State, str]:
     if getattr(model_config, "use_v2_model_runner", False):
         return State.NOT_APPLICABLE, f"{stage} runs on model runner v2, which sends no payload to the orchestrator"
     if stage_sends_async_output(model_config):
-        return State.SUPERSEDED, f"upstream's model runner splits the payload of {stage} itself"
+        return _splits_itself(model_config)
     for found, obstacle in _obstacles(scheduler, model_config):
         if found:
             return State.NOT_APPLICABLE, f"{stage} {obstacle}"
     return State.APPLIED, f"what {stage} sends to the next stage is not sent to the orchestrator as well"
+
+
+def _splits_itself(model_config: Any) -> tuple[State, str]:
+    return State.SUPERSEDED, f"upstream's model runner splits the payload of {_stage_name(model_config)} itself"
 
 
 def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
@@ -113,15 +117,20 @@ def wrapped_update_from_output(wrapped: Call, instance: Any, args: Any, kwargs: 
 
 
 def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:
-    """The requests that keep their payload in this step, or None if the outputs differ from what the connector gets.
+    """The requests that keep their payload in this step, or None if it has none.
 
-    Read before the step is processed, because a request that ends in it is gone afterwards. A step without scheduled
-    tokens returns vLLM's own ``EMPTY_MODEL_RUNNER_OUTPUT``, which has neither payload. Upstream's scheduler reads both
-    with a default, too.
+    If outputs differ from what the connector gets, the patch has nothing to do in this stage, and says so. This is read
+    before the step is processed, because a request that ends in it is gone afterwards. A step without scheduled tokens
+    returns vLLM's own ``EMPTY_MODEL_RUNNER_OUTPUT``, which has neither payload. Upstream's scheduler reads both with a
+    default, too.
     """
     sent = getattr(model_runner_output, "inter_stage_outputs", None)
     # The same list, also after pickling. One that was filtered for the client is another list.
-    if sent is None or getattr(model_runner_output, "multimodal_outputs", None) is not sent:
+    if sent is None:
+        return None
+    if getattr(model_runner_output, "multimodal_outputs", None) is not sent:
+        _gating.discard(scheduler)
+        _patch.report(*_splits_itself(scheduler.vllm_config.model_config))
         return None
     requests = scheduler.requests
     return frozenset(each for each in scheduler_output.num_scheduled_tokens if _needs_payload(requests.get(each)))
