@@ -18,9 +18,10 @@ Scope:
     not tell a stage whether it is a final-output stage, so there clients get what upstream's split leaves them.
 Fragility:
     Wraps ``OmniARScheduler.update_from_output`` and sets ``multimodal_output`` of its results, never the payload, which
-    the save task has. The two lists of a step are compared by identity. That the next stage receives chunks follows
-    from the stage's processor for chunks, known by its parameters. A middle stage with one, of four or more stages, and
-    without a connector on its outgoing edge would be mistaken. No pipeline of 0.30 is like that.
+    the save task has. The two lists of a step are compared by identity; where a runner made two, the patch says that it
+    is superseded. That the next stage receives chunks follows from the stage's processor for chunks, known by its
+    parameters. A middle stage with one, of four or more stages, and without a connector on its outgoing edge would be
+    mistaken. No pipeline of 0.30 is like that.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:
