@@ -124,16 +124,24 @@ async def test_a_message_between_the_check_and_the_arming_is_not_missed(monkeypa
 
 
 @each_taker
-async def test_a_wait_that_is_cancelled_has_taken_nothing(taker: str) -> None:
+async def test_a_wait_or_a_turn_that_is_cancelled_has_taken_nothing(
+    taker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next call gets the message."""
+    monkeypatch.setattr(wrappers, "BATCH", 1)
     engine = engine_of()
-    with only("delivery"):
+
+    async def cancelled(after_s: float) -> None:
         task = asyncio.create_task(getattr(engine, taker)())
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(after_s)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    with only("delivery"):
+        await cancelled(0.01)
         engine.output_queue.sync_q.put_nowait("kept")
+        await cancelled(0)  # in its turn
         assert await getattr(engine, taker)() == "kept"
 
 

@@ -37,8 +37,9 @@ Play = Callable[[pytest.MonkeyPatch, Any], Any]
 # ---- The scenarios ----
 
 
-def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
-    """What the front end takes in each mode, queued and waited for."""
+def messages_arrive(monkeypatch: pytest.MonkeyPatch, _config: Any) -> Any:
+    """What the front end takes in each mode, queued, with turns between, and waited for."""
+    monkeypatch.setattr("omni_fastpath.patches.delivery.wrappers.BATCH", 8)
     return [asyncio.run(front_end_takes(20, event_driven=event_driven, later=10)) for event_driven in (True, False)]
 
 

@@ -2,12 +2,12 @@
 
 What:
     If no message is queued, the front end's event loop waits for the next one, which wakes it. What is queued is taken
-    at once, with a turn of the event loop after each 64.
+    at once, with a turn of the event loop after each 256.
 Why:
     In poll mode the front end asks a thousand times per second, and each time needs the interpreter lock, which the
     orchestrator needs too. In event-driven mode a thread waits for each message and hands it to the event loop, which
-    costs two hand-overs of that lock per message. With the turns handlers answer users while messages are still queued,
-    which halves the longest pause in a text where the API process is overloaded.
+    costs two hand-overs of that lock per message. The turns let handlers answer users while messages are still queued,
+    which shortens the longest pause in a text where the API process is overloaded.
 Why not a hook:
     Upstream chooses one of these two ways to wait when the front end starts, and nothing replaces them.
 Scope:

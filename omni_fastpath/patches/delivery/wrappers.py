@@ -13,8 +13,9 @@ from omni_fastpath.queues import override
 LIVENESS_INTERVAL_S = 0.25
 """How often a silent orchestrator is checked in poll mode."""
 
-BATCH = 64
-"""Most messages between two turns of the event loop. Upstream takes all that is queued before a handler answers."""
+BATCH = 256
+"""Most messages between two turns of the event loop. In poll mode upstream takes all that is queued before a handler
+answers; in event-driven mode the thread that waits for each message gives turns."""
 
 _ATTRIBUTE = "_omni_fastpath_arrivals"
 _patch = state_of("delivery")
@@ -22,7 +23,7 @@ _guard = _patch.guard("waking the front end")
 
 
 class Arrivals:
-    """When the front end takes from one queue: its event loop has turns, and wakes when another thread puts something.
+    """The front end's waits for one queue: its event loop wakes when another thread puts something, and has turns.
 
     Args:
         queue: A janus queue. Its ``_put`` is overridden.
@@ -44,7 +45,7 @@ class Arrivals:
     async def next(self, seconds: float) -> None:
         """Wait until something is queued, *seconds* at most. If much was queued already, give the event loop a turn."""
         self._left -= 1
-        if self._left == 0:
+        if self._left <= 0:
             self._left = BATCH
             await asyncio.sleep(0)
         if not self._is_empty():
@@ -60,7 +61,7 @@ class Arrivals:
     def _put_and_wake(self, item: Any) -> None:
         """Put as janus does, then wake the waiter, on any thread, under the queue's lock.
 
-        The item is put before the waiter is read, and ``wait`` sets the waiter before it looks for an item. So one of
+        The item is put before the waiter is read, and ``next`` sets the waiter before it looks for an item. So one of
         both sees the other. The producer pays for a wake-up across threads only while the front end waits.
         """
         self._put(item)

@@ -12,7 +12,7 @@ Why:
 Why not a hook:
     Upstream has none between the model runner's output and the scheduler's.
 Scope:
-    Stages with an ``OmniARScheduler``, each judged once, when that is made. The reason of the state gives the result.
+    Stages with an ``OmniARScheduler``, each judged when that is made. The reason of the state gives the result.
     Left alone: stages that make media or a final output, run without async-chunk or on model runner v2, are duplex,
     transfer KV, or make no chunks; and pooling requests, sessions and CFG companions (``__cfg_`` in an id). 0.28 does
     not tell a stage whether it is a final-output stage, so there clients get what upstream's split leaves them.

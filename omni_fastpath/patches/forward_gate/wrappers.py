@@ -24,7 +24,7 @@ _gating: WeakSet[Any] = WeakSet()
 """The schedulers whose outputs are gated. A scheduler that was made before the patch was installed is not one."""
 
 
-# ---- Judging a stage, once ----
+# ---- Judging a stage ----
 
 
 def wrapped_ar_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
@@ -117,17 +117,16 @@ def wrapped_update_from_output(wrapped: Call, instance: Any, args: Any, kwargs: 
 
 
 def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:
-    """The requests that keep their payload in this step, or None if it has none.
+    """The requests that keep their payload in this step, or None if the step is left alone.
 
-    If outputs differ from what the connector gets, the patch has nothing to do in this stage, and says so. This is read
-    before the step is processed, because a request that ends in it is gone afterwards. A step without scheduled tokens
-    returns vLLM's own ``EMPTY_MODEL_RUNNER_OUTPUT``, which has neither payload. Upstream's scheduler reads both with a
-    default, too.
+    Called before the step is processed, because a request that ends in it is gone afterwards. A step without scheduled
+    tokens returns vLLM's own ``EMPTY_MODEL_RUNNER_OUTPUT``, which has neither payload. Upstream's scheduler reads both
+    with a default, too. If the runner filters what clients get, the patch has nothing to do in this stage and says so.
     """
     sent = getattr(model_runner_output, "inter_stage_outputs", None)
-    # The same list, also after pickling. One that was filtered for the client is another list.
     if sent is None:
         return None
+    # The same list, also after pickling. One that was filtered for the client is another list.
     if getattr(model_runner_output, "multimodal_outputs", None) is not sent:
         _gating.discard(scheduler)
         _patch.report(*_splits_itself(scheduler.vllm_config.model_config))
