@@ -111,9 +111,9 @@ def _find_out(processor: Any, state: Any, name: str) -> Unseen | Literal[False] 
     if name not in firsts:
         return None
     request = orchestrator.request_states.get(name)
-    is_unseen = request is not None and _is_unseen(orchestrator, stage_id, pool)
-    is_unseen = is_unseen and _is_alone(orchestrator, state, name)
-    return is_unseen and Unseen(request, name, firsts, OutputProcessorOutput([BareOutput(name)], []))
+    if request is None or not (_is_unseen(orchestrator, stage_id, pool) and _is_alone(orchestrator, state, name)):
+        return False
+    return Unseen(request, name, firsts, OutputProcessorOutput([BareOutput(name)], []))
 
 
 def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:
